@@ -36,11 +36,12 @@ T = TypeVar("T")
 
 COMMAND = [str(Path(sys.executable).with_name("geminga")), "serve"]
 
-START_SECONDS = 60
+START_SECONDS = 180
 STOP_SECONDS = 5           # as the documents promise
 GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
 POLL_SECONDS = 0.01
-HANG_SECONDS = 180         # a command of a few seconds hangs when it takes longer, however busy the machine is
+HANG_SECONDS = 180         # what takes a few seconds hangs when it takes longer, however busy the machine is
+HANG_MS = HANG_SECONDS * 1_000
 
 COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web",
                 # the kernel keeps 15 characters
@@ -77,9 +78,11 @@ def _stalled_seconds() -> float | None:
     return sum(int(text.partition("total=")[2].split()[0]) for text in told) / 1e6
 
 
-def eventually(predicate: Callable[[], T], seconds: float, what: str = "") -> T:
+def eventually(predicate: Callable[[], T], seconds: float = HANG_SECONDS, what: str = "") -> T:
     """Return the first true answer of `predicate`.  Raises TimeoutError if there is none within `seconds` of a
     Stopwatch.
+
+    seconds: a time that is promised.
     """
     never, watch = threading.Event(), Stopwatch()
     while not (answer := predicate()):
@@ -102,7 +105,7 @@ def request(method: str, url: str, body: bytes | None = None, **fields: str) -> 
     headers = {"Content-Type": "application/json", **fields} if body is not None else fields
     asked = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         with refused:
@@ -221,17 +224,17 @@ class Broker:
 
     def kill(self, role: str, index: int = 0) -> int:
         """Kill one child without notice, as the kernel would, and return the process id it had."""
-        pid = eventually(lambda: self.child(role, index), 30, f"a {role} {index} to kill")
+        pid = eventually(lambda: self.child(role, index), what=f"a {role} {index} to kill")
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def pause(self, role: str, index: int = 0) -> int:
         """Stop one child where it is (SIGSTOP), and return its process id; a stopped child can still be killed."""
-        pid = eventually(lambda: self.child(role, index), 30, f"a {role} {index} to pause")
+        pid = eventually(lambda: self.child(role, index), what=f"a {role} {index} to pause")
         os.kill(pid, signal.SIGSTOP)
         return pid
 
-    def wait_replaced(self, role: str, index: int, old_pid: int, seconds: float) -> int:
+    def wait_replaced(self, role: str, index: int, old_pid: int, seconds: float = HANG_SECONDS) -> int:
         """Return the process id of the child that took the place of `old_pid`."""
         return eventually(lambda: (pid := self.child(role, index)) != old_pid and pid, seconds, f"a new {role} {index}")
 
@@ -257,7 +260,7 @@ class Broker:
         self._process.send_signal(how)
         return self.ended(seconds)
 
-    def ended(self, seconds: float) -> int:
+    def ended(self, seconds: float = HANG_SECONDS) -> int:
         """Return the broker's exit status when it has ended by itself, or because somebody else asked it to."""
         assert self._process is not None, "not started"
         process = self._process
@@ -341,6 +344,6 @@ def messages_of(client: pulsar.Client, topic: str, **reading: object) -> list[pu
     """Return all messages of a topic, as a reader gets them.  reading: more about the reader, such as its schema."""
     reader, found = client.create_reader(topic, pulsar.MessageId.earliest, **reading), []
     while reader.has_message_available():
-        found.append(reader.read_next(10_000))
+        found.append(reader.read_next(HANG_MS))
     reader.close()
     return found

@@ -4,6 +4,8 @@ import socket
 import threading
 from contextlib import suppress
 
+from .harness import HANG_SECONDS
+
 SOURCE = "127.0.0.77"      # address from which a broker on this host sees what comes through a relay
 
 
@@ -28,7 +30,7 @@ class Relay:
 
     def __exit__(self, *_) -> None:
         self._end.close()
-        self._thread.join(10)
+        self._thread.join(HANG_SECONDS)
 
     def _run(self) -> None:
         while True:

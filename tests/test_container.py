@@ -14,6 +14,8 @@ from geminga.supervisor.cli.operations import status
 from geminga.supervisor.configuration import config
 from geminga.supervisor.main import geminga
 
+from .harness import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "systemd" / "container"
 CONTAINERFILE = FOLDER / "Containerfile"
@@ -127,7 +129,7 @@ def test_the_image_builds_and_its_command_answers():
     tool = shutil.which("buildah") or shutil.which("podman")
     if tool is None or os.geteuid():
         pytest.skip("neither buildah nor podman is installed, or this is not root")
-    base = subprocess.run([tool, "pull", BASE], capture_output=True, text=True, timeout=120, check=False)
+    base = subprocess.run([tool, "pull", BASE], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     if base.returncode:
         pytest.skip(f"{BASE} cannot be fetched: {base.stderr.strip().splitlines()[-1]}")
     call = [tool, "build", "--format", "docker", "--isolation", "chroot", "--build-arg", f"BASE={BASE}",

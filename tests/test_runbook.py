@@ -228,7 +228,7 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
                      "drain --seconds 1"):
             status, printed, complaints = installed(*line.split(), cwd=tmp_path)
             assert status == 0, (line, printed, complaints)
-        assert broker.ended(30) == 0
+        assert broker.ended() == 0
     finally:
         broker.close()
     status, printed, _ = installed("search", "public/default", cwd=tmp_path)      # without the broker

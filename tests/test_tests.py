@@ -1,10 +1,11 @@
-"""Every test has an assertion that is sure to run, and waits long enough for a busy machine.
+"""Every test has an assertion that is sure to run, and no wait fails because a machine is slow.
 
 An assertion in a loop over nothing never runs.  So a test has to assert something in its own body outside of loops, or
 in a loop over values that the test itself writes down.  Where a loop goes over something made or found, an `assert
 found` before the loop is enough.
 
-A test waits at least WAIT_MIN seconds for whatever has to come, as machines that run tests are busy.
+A wait catches what hangs, so it lasts HANG_SECONDS (tests/harness.py) by itself.  A test that gives a time of its own
+promises that time, and has a name for it.
 """
 import ast
 import textwrap
@@ -14,14 +15,18 @@ from pathlib import Path
 import pytest
 
 from .breaches import assert_none
+from .harness import HANG_MS, HANG_SECONDS
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted(path.relative_to(HERE.parent) for path in HERE.rglob("*.py"))
 # functions with these prefixes fail by themselves
 SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")
 # functions that wait, and which argument of theirs is a number of seconds
-WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0}
-WAIT_MIN = 10
+WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0, "see": 1}
+# names of arguments, and functions with one argument, for seconds or milliseconds: the least and the most that are
+# refused.  Less than the least watches that nothing comes.
+LIMITS = {"timeout": (10, HANG_SECONDS), "timeout_millis": (5_000, HANG_MS), "receive": (5_000, HANG_MS),
+          "read_next": (5_000, HANG_MS), "wait": (10, HANG_SECONDS), "join": (10, HANG_SECONDS)}
 # calls whose result has something in it if their first argument has
 KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")
 VIEWS = ("items", "keys", "split", "values")
@@ -126,23 +131,30 @@ def unsure(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def hasty(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return (line, text) of the calls that wait less than WAIT_MIN seconds, given as a number.
+    """Return (line, text) of the calls that are given a number as the time to wait for what has to come.
 
-    A shorter time that is promised has a name, so it is not seen here.
+    A time that is promised has a name, so it is not seen here.
     """
-    found = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if name in WAITS:
-                found += [(node.lineno, ast.unparse(node)) for argument in arguments[WAITS[name]:][:1]
-                          if isinstance(argument, ast.Constant) and argument.value < WAIT_MIN]
-    return found
+    return [(node.lineno, ast.unparse(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)
+            and any(isinstance(value, ast.Constant) and least <= value.value < most
+                    for value, (least, most) in limits_of(node))]
+
+
+def limits_of(call: ast.Call) -> Iterator[tuple[ast.expr, tuple[int, int]]]:
+    """Yield each argument of a call that limits a wait, with the numbers that are refused there."""
+    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    if name in WAITS:
+        yield from ((value, (0, HANG_SECONDS)) for value in call.args[WAITS[name]:][:1])
+        yield from ((word.value, (0, HANG_SECONDS)) for word in call.keywords if word.arg == "seconds")
+    if name in LIMITS:
+        yield from ((value, LIMITS[name]) for value in call.args[:1])
+    yield from ((word.value, LIMITS[word.arg]) for word in call.keywords if word.arg in ("timeout", "timeout_millis"))
 
 
 def breaches() -> Iterator[str]:
     for file in FILES:
         tree = ast.parse((HERE.parent / file).read_text())
-        yield from (f"{file}:{line}: {call} waits less than {WAIT_MIN} s" for line, call in hasty(tree))
+        yield from (f"{file}:{line}: {call} gives a number for its limit" for line, call in hasty(tree))
         if file.name.startswith("test_"):
             yield from (f"{file}:{line}: no assertion of {name} is sure to be reached" for line, name in unsure(tree))
 
@@ -153,9 +165,13 @@ def test_assertions_are_sure_to_be_reached_and_waits_long_enough_for_a_busy_mach
 
 
 def test_the_look_at_waits_sees_every_kind():
-    """A canary: waits that are too short are found, with every function that waits."""
-    waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(2)"]
-    source = "\n".join([*waits, "eventually(it, 10)", "own.ended(30)", "own.ended(BACK_SECONDS)"])
+    """A canary: waits with a number are found, with every function that waits."""
+    waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(30)",
+             "eventually(it, seconds=2)", "browser.see('it', 20)", "link(timeout=60)",
+             "link.receive(timeout_millis=9000)", "consumer.receive(5000)", "process.wait(10)"]
+    right = ["eventually(it)", "own.ended(BACK_SECONDS)", "link.receive(200)", "link(timeout=600)", "life.wait(2000)",
+             "consumer.receive(HANG_MS)"]
+    source = "\n".join([*waits, *right])
     assert hasty(ast.parse(source)) == list(enumerate(waits, start=1))
 
 

@@ -90,7 +90,7 @@ def main_pid(box: Box) -> str:
 
 def child(box: Box, name: str) -> int:
     """Return the process id, as seen from here, of the process with this name."""
-    return eventually(lambda: next((pid for pid in box.processes() if comm(pid) == name), 0), 10, f"a process {name}")
+    return eventually(lambda: next((pid for pid in box.processes() if comm(pid) == name), 0), what=f"a process {name}")
 
 
 def publish(topic: str, data: bytes = b"hello") -> tuple[int, int]:
@@ -171,8 +171,8 @@ def a_reload_takes_what_has_changed(box: Box) -> str:
     configure(box, "[storage]\nmax_producers_per_topic = 1\n")
     since = from_now(box)
     box.run("systemctl", "reload", "geminga")
-    said = eventually(lambda: (text := since("--unit=geminga")) and "max_producers_per_topic" in text and text, 10,
-                      "what has changed")
+    said = eventually(lambda: (text := since("--unit=geminga")) and "max_producers_per_topic" in text and text,
+                      what="what has changed")
     assert main_pid(box) == before
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
         one.open_producer(topic)
@@ -191,8 +191,8 @@ def a_reload_of_a_bad_configuration_fails_and_changes_nothing(box: Box) -> str:
     since = from_now(box)
     refused = box.run("systemctl", "reload", "geminga", is_checked=False)
     assert refused.returncode, refused
-    said = eventually(lambda: (text := since("--unit=geminga")) and "max_consumers_per_topic" in text and text, 10,
-                      "what is wrong")
+    said = eventually(lambda: (text := since("--unit=geminga")) and "max_consumers_per_topic" in text and text,
+                      what="what is wrong")
     assert (main_pid(box), {comm(pid): pid for pid in box.processes() if comm(pid).startswith("geminga")}) == before
     topic = unique_topic("not-reloaded")
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
@@ -211,7 +211,7 @@ def replaced(box: Box, name: str, topic: str) -> str:
         publisher.wait_for_more(100)
         begun = time.monotonic()
         os.kill(old, 19)
-        eventually(lambda: not Path(f"/proc/{old}").exists(), 15, f"the end of {name}")
+        eventually(lambda: not Path(f"/proc/{old}").exists(), what=f"the end of {name}")
         child(box, name)
         took, slowest = time.monotonic() - begun, 0.0
         while time.monotonic() - begun < 12:
@@ -244,8 +244,8 @@ def a_hung_worker_is_replaced(box: Box) -> str:
         time.sleep(1)         # by then all bytes on the way have come
         received = [len(publisher.receipted) for publisher in publishers]
         others = eventually(lambda: [publisher for publisher, count in zip(publishers, received, strict=True)
-                                     if len(publisher.receipted) >= count + 3], 15, "a connection that goes on")
-        eventually(lambda: not Path(f"/proc/{old}").exists(), 15, "the end of it")
+                                     if len(publisher.receipted) >= count + 3], what="a connection that goes on")
+        eventually(lambda: not Path(f"/proc/{old}").exists(), what="the end of it")
         took = time.monotonic() - begun
         assert took <= 10, took
         for publisher in others:
@@ -278,7 +278,7 @@ def the_journal_is_searched_by_topic(box: Box) -> str:
     publish(topic)
     status, text = request("DELETE", f"{HTTP}/admin/v2/{topic.replace('://', '/')}?force=true")
     assert status == 204, text
-    lines = eventually(lambda: journal(box, "--unit=geminga", f"TOPIC={topic}"), 10, "lines about a topic")
+    lines = eventually(lambda: journal(box, "--unit=geminga", f"TOPIC={topic}"), what="lines about a topic")
     assert all(line["TOPIC"] == topic for line in lines)
     return f"{len(lines)} lines, the first: {lines[0]['MESSAGE']}"
 
@@ -352,7 +352,7 @@ def a_stop_is_graceful_and_takes_less_than_five_seconds(box: Box) -> str:
         begun = time.monotonic()
         box.run("systemctl", "stop", "geminga")
         took = time.monotonic() - begun
-        eventually(lambda: publisher.has_ended, 30, "the end of the connection")
+        eventually(lambda: publisher.has_ended, what="the end of the connection")
     assert took < 5 and box.show("geminga", "Result") == "success", (took, box.show("geminga", "Result"))
     since = from_now(box)
     box.run("systemctl", "start", "geminga")
@@ -374,7 +374,7 @@ def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
         begun = time.monotonic()
         box.run("systemctl", "stop", "geminga")
         took = time.monotonic() - begun
-        eventually(lambda: subscriber.has_ended, 30, "the end of the connection")
+        eventually(lambda: subscriber.has_ended, what="the end of the connection")
     promises = subscriber.promises
     assert promises.acked == promises.asked.keys() and len(promises.acked) == len(subscriber.received), (
         len(promises.acked),
@@ -400,8 +400,8 @@ def a_night_has_its_own_slice_and_bounds(box: Box) -> str:
     status, text = request("POST", f"{HTTP}/admin/v2/{topic.replace('://', '/')}/compactionThreshold", b"1000000000")
     assert status == 204, text
     box.run("systemctl", "start", "--no-block", "geminga-nightly")
-    pid = eventually(lambda: int(main_of(box, "geminga-nightly")), 20, "the job")
-    group = eventually(lambda: box.show("geminga-nightly", "ControlGroup"), 30, "its control group")
+    pid = eventually(lambda: int(main_of(box, "geminga-nightly")), what="the job")
+    group = eventually(lambda: box.show("geminga-nightly", "ControlGroup"), what="its control group")
     assert group == "/geminga.slice/geminga-nightly.slice/geminga-nightly.service", (pid, group)
     eventually(lambda: box.show("geminga-nightly", "ActiveState") in ("inactive", "failed"), 5 * MINUTE, "its end")
     said = box.say("journalctl", "--no-pager", "--unit=geminga-nightly", "--output=cat")
@@ -419,9 +419,9 @@ def main_of(box: Box, unit: str) -> str:
 def a_night_that_fails_is_told_of(box: Box) -> str:
     since = from_now(box)
     box.run("systemctl", "start", "--no-block", "geminga-nightly")
-    eventually(lambda: box.show("geminga-nightly", "ActiveState") == "activating", 10, "the job")
+    eventually(lambda: box.show("geminga-nightly", "ActiveState") == "activating", what="the job")
     box.run("systemctl", "kill", "--signal=KILL", "geminga-nightly")
-    line = eventually(lambda: since("CODE=G514"), 30, "the notice")
+    line = eventually(lambda: since("CODE=G514"), what="the notice")
     told = box.run("geminga", "nightly", "report", "--data-dir", "/var/lib/geminga").stdout
     assert told.startswith("failed") and "it ended with signal" in told, told
     box.run("systemctl", "reset-failed")

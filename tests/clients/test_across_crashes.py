@@ -17,13 +17,13 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, partitioned_topic, request, unique_topic
 
 # A killed child is promised to be back in a second; the rest is for what this machine does besides.
 BACK_SECONDS = 3
 # Clients wait longer from attempt to attempt (100 ms, 200 ms, ...), so they notice later that it is back.
-RESUME_SECONDS = 30
-RECEIVE_MS = 30_000
+RESUME_SECONDS = HANG_SECONDS
+RECEIVE_MS = HANG_MS
 SILENCE_MS = 300
 WINDOW = 200  # messages published and not yet received
 

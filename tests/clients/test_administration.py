@@ -76,7 +76,7 @@ def test_why_names_the_cause(broker, client):
         return subprocess.run([GEMINGA, "why", topic, subscription, "--http-url", broker.http_url], capture_output=True,
                               text=True)
 
-    eventually(lambda: "holds 1 message; it has acknowledged nothing" in told("sub").stdout, 30, "the cause")
+    eventually(lambda: "holds 1 message; it has acknowledged nothing" in told("sub").stdout, what="the cause")
     consumer.close()
     first, *others = told("sub").stdout.splitlines()
     assert first.startswith(f"{topic}, subscription sub (Shared): 1 message is not acknowledged")

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import pulsar
 import pytest
 
-from ..harness import partitioned_topic, unique_topic
+from ..harness import HANG_MS, partitioned_topic, unique_topic
 from .java import JavaTools, fetch_jars
 from .test_go_client import go  # noqa: F401  (a fixture)
 
 PROGRAM = Path(__file__).parent / "java_sources" / "Delays.java"
-RECEIVE_MS = 60_000
+RECEIVE_MS = HANG_MS
 LARGE_BYTES = 6 << 20      # more than a message may have: it is cut into chunks
 HOUR_MS = 3_600_000
 KINDS = {"Shared": pulsar.ConsumerType.Shared, "Key_Shared": pulsar.ConsumerType.KeyShared,

@@ -13,13 +13,13 @@ from geminga.proto.names import parse
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 
-from ..harness import Broker, eventually, partitions_url, request
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, partitions_url, request
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from .java import JavaTools, fetch_jars
 
-RECEIVE_MS = 30_000
-SECONDS = 30
+RECEIVE_MS = HANG_MS
+SECONDS = HANG_SECONDS
 SILENCE_MS = 300
 
 
@@ -137,8 +137,8 @@ def test_java_is_told_of_new_topics_and_misses_nothing(broker, client, prefix, t
     expected = [f"{topic} {number}" for topic in range(3) for number in range(3)]
     with ThreadPoolExecutor() as pool:
         consumed = pool.submit(java.client, "consume", prefix + ".*", "--regex", "-s", "sub", "-n", str(len(expected)))
-        eventually(lambda: consumed.done() or is_subscribed(broker, prefix + "old"), 30,
-                   "Java's subscription to what is there")
+        eventually(lambda: consumed.done() or is_subscribed(broker, prefix + "old"),
+                   what="Java's subscription to what is there")
         for topic in range(3):
             publish(client, f"{prefix}{topic}", *(text.encode() for text in expected[topic * 3:topic * 3 + 3]))
         assert sorted(re.findall(r"content:(.*)", consumed.result())) == expected

@@ -109,18 +109,19 @@ def test_the_service_publishes_what_is_posted_and_counts_it(own):
 
     def answers():
         try:
-            return urllib.request.urlopen(url, timeout=60).read() == b'{"counted":0}'
+            return urllib.request.urlopen(url, timeout=HANG_SECONDS).read() == b'{"counted":0}'
         except OSError:
             return False
 
     try:
-        eventually(answers, seconds=30)
-        with urllib.request.urlopen(urllib.request.Request(url, b"button", method="POST"), timeout=60) as answer:
+        eventually(answers)
+        with urllib.request.urlopen(urllib.request.Request(url, b"button", method="POST"),
+                                    timeout=HANG_SECONDS) as answer:
             assert answer.status == 201
-        eventually(lambda: urllib.request.urlopen(url, timeout=60).read() == b'{"counted":1}', 10)
+        eventually(lambda: urllib.request.urlopen(url, timeout=HANG_SECONDS).read() == b'{"counted":1}')
     finally:
         service.terminate()
-        service.wait(20)
+        service.wait(HANG_SECONDS)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ..harness import HANG_SECONDS
 from .java import JavaTools, fetch_jars
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,8 @@ def received(output):
 
 def test_the_first_program_in_python_publishes_and_receives(broker, tmp_path):
     text = placed(program("README.md", "python"), broker, tmp_path.name)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert received(done.stdout) == RECEIVED
     assert len(re.findall(r"^on disk: \S+$", done.stdout, re.MULTILINE)) == len(RECEIVED)

@@ -15,11 +15,11 @@ from pulsar.schema import Integer, JsonSchema, Record, String
 
 from geminga.storage.jobs.source import register
 
-from ..harness import COMMAND, Broker, unique_topic
+from ..harness import COMMAND, HANG_MS, Broker, unique_topic
 
 pytestmark = pytest.mark.spark
 
-LONG_MS = 60_000
+LONG_MS = HANG_MS
 A_QUARTER = 80_789      # flights from January to March
 
 

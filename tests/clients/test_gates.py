@@ -16,7 +16,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import frame
 
 from ..conftest import _running_broker
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T
 from ..relay import Relay
 from ..workers.peer import Closed, Peer
@@ -92,7 +92,7 @@ def test_a_single_byte_is_read_behind_a_header(behind):
 def test_a_malformed_header_ends_the_connection(behind, header, port):
     with Peer(getattr(behind, port).replace("+ssl", ""), header + CONNECT) as peer:
         assert peer.until_closed() == []
-    eventually(lambda: "127.0.0.1 sends a malformed PROXY header" in behind.log(), 30)
+    eventually(lambda: "127.0.0.1 sends a malformed PROXY header" in behind.log())
 
 
 def test_bounds_hold_for_announced_addresses(behind):
@@ -109,14 +109,14 @@ def test_bounds_hold_for_announced_addresses(behind):
 def test_a_stranger_is_told_by_the_address_that_a_proxy_announces(behind):
     """Otherwise the log would blame the proxy for its client."""
     assert b"serves Pulsar's protocol" in said_to(behind.service_url, binary("192.0.2.99") + GET)
-    eventually(lambda: "192.0.2.99 sends HTTP, and port" in behind.log(), 30)
+    eventually(lambda: "192.0.2.99 sends HTTP, and port" in behind.log())
 
 
 def test_a_header_that_is_not_asked_for_is_refused(own):
     """Without network.proxy_protocol no client can claim another address, and the log says which key takes headers."""
     with Peer(own.service_url, TEXT + CONNECT) as peer:
         assert peer.until_closed() == []
-    eventually(lambda: "sends a PROXY header, and port" in own.log() and "network.proxy_protocol" in own.log(), 30)
+    eventually(lambda: "sends a PROXY header, and port" in own.log() and "network.proxy_protocol" in own.log())
 
 
 # -- other protocols
@@ -192,7 +192,7 @@ def test_commands_say_why_an_address_is_wrong(ports, command, reason):
     places = {"plain": ports.service_url, "http": ports.http_url, "tls": ports.tls_url}
     places = {name: urlsplit(url).netloc for name, url in places.items()}
     done = subprocess.run([GEMINGA, *(word.format(**places) for word in command)], capture_output=True, text=True,
-                          timeout=60)
+                          timeout=HANG_SECONDS)
     assert done.returncode in (1, 3) and reason in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -242,7 +242,7 @@ def test_a_bound_holds_over_all_workers(start_broker: Callable[..., Broker], tmp
         connect(broker.service_url, operation_timeout_seconds=5).create_producer(unique_topic())
     for peer in peers[:3]:
         peer.socket.close()
-    peers = peers[3:] + [eventually(lambda: admitted(broker), 30) for _ in range(3)]
+    peers = peers[3:] + [eventually(lambda: admitted(broker)) for _ in range(3)]
     assert admitted(broker) is None
     _, metrics = request("GET", broker.http_url + "/metrics")
     refused = [line for line in metrics.splitlines() if line.startswith("geminga_connections_refused_total{")]
@@ -251,10 +251,10 @@ def test_a_bound_holds_over_all_workers(start_broker: Callable[..., Broker], tmp
     lines = [line for line in broker.log().splitlines() if "a connection from 127.0.0.1 is refused" in line]
     assert 1 <= len(lines) <= 2 and "which is 10" in lines[0]      # one of each worker
 
-    broker.wait_replaced("worker", 0, broker.kill("worker", 0), 30)
-    peers += eventually(lambda: [peer for _ in range(20) if (peer := admitted(broker))], 30)
+    broker.wait_replaced("worker", 0, broker.kill("worker", 0))
+    peers += eventually(lambda: [peer for _ in range(20) if (peer := admitted(broker))])
     place.write_text("brokerMaxConnections=0\n")
-    assert subprocess.run([GEMINGA, "reload", "--data-dir", str(broker.data_dir)], timeout=60).returncode == 0
+    assert subprocess.run([GEMINGA, "reload", "--data-dir", str(broker.data_dir)], timeout=HANG_SECONDS).returncode == 0
     assert admitted(broker) and admitted(broker)
 
 

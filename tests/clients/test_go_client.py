@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import partitioned_topic, unique_topic
+from ..harness import HANG_SECONDS, partitioned_topic, unique_topic
 from .java import cache_dir
 
 pytestmark = pytest.mark.go
 
 SOURCES = Path(__file__).parent / "go"
 BUILD_SECONDS = 600
-RUN_SECONDS = 60
+RUN_SECONDS = HANG_SECONDS
 
 Run = Callable[..., str]
 

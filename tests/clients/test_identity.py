@@ -20,7 +20,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.main import main
 
 from ..conftest import _running_broker
-from ..harness import COMMAND, Broker, Stopwatch, eventually, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, Broker, Stopwatch, eventually, unique_topic
 from ..proto.client_frames import T, command
 from ..workers.peer import Closed, Peer
 
@@ -71,7 +71,8 @@ def peer(broker: Broker, first: bytes) -> Peer:
 
 
 def ask(broker: Broker, path: str, **headers: str) -> tuple[int, dict, bytes]:
-    link = http.client.HTTPConnection(urlsplit(broker.http_url).netloc, timeout=60, source_address=(next(ADDRESSES), 0))
+    link = http.client.HTTPConnection(urlsplit(broker.http_url).netloc,
+                                      timeout=HANG_SECONDS, source_address=(next(ADDRESSES), 0))
     with contextlib.closing(link):
         link.request("GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         answer = link.getresponse()
@@ -99,7 +100,7 @@ def test_a_client_that_shows_who_it_is(asking, who):
         topic = unique_topic("identity")
         consumer = client.subscribe(topic, "sub")
         client.create_producer(topic).send(b"hello")
-        assert consumer.receive(60_000).data() == b"hello"
+        assert consumer.receive(HANG_MS).data() == b"hello"
 
 
 def test_the_library_over_http(asking):
@@ -228,7 +229,7 @@ def test_who_goes_on_failing_waits_and_others_do_not(asking):
     # One address is served by several workers, each of which counts for itself.
     with Peer(asking.service_url, connect("token", token("joe").encode()), source=source) as client:
         assert client.hear().type == T.CONNECTED
-    assert eventually(lambda: source in asking.log(), 60)
+    assert eventually(lambda: source in asking.log())
 
 
 # -- tokens that expire, and keys that change
@@ -241,7 +242,7 @@ def expiring(broker: Broker, **flags) -> Peer:
             return client
         client.socket.close()      # a moment was too short for this machine
         return None
-    return eventually(connected, 60)
+    return eventually(connected)
 
 
 def answer(client: Peer, data: str) -> None:
@@ -292,7 +293,7 @@ def test_the_library_goes_on_with_a_new_token(asking):
     ) as client:
         producer = client.create_producer(unique_topic("identity"))
         first = len(given)
-        eventually(lambda: producer.send(b"x") and len(given) >= first + 2, 60)
+        eventually(lambda: producer.send(b"x") and len(given) >= first + 2)
         assert producer.is_connected()
 
 
@@ -308,8 +309,8 @@ def test_another_key_takes_its_place_while_clients_are_connected(asking, folder)
             assert gets_in(old) and not gets_in(new)
             (folder / "new").write_bytes(new)
             (folder / "new").rename(folder / "key")
-            eventually(lambda new=new: all(gets_in(new) for _ in range(8)), 60)      # each worker looks for itself
-            eventually(lambda old=old: not any(gets_in(old) for _ in range(8)), 60)
+            eventually(lambda new=new: all(gets_in(new) for _ in range(8)))      # each worker looks for itself
+            eventually(lambda old=old: not any(gets_in(old) for _ in range(8)))
         assert is_served(connected)
 
 
@@ -350,7 +351,7 @@ def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, s
     wrong, said = (text.replace("{folder}", str(tmp_path)) for text in (wrong, said))
     (tmp_path / "geminga.toml").write_text(f'[authentication]\nmethods = ["token"]\n{wrong}\n')
     done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(f" geminga: {said} [G330]")
     assert not (tmp_path / "data").exists()
 

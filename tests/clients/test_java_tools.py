@@ -16,14 +16,14 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, partitioned_topic, request, unique_topic
 from ..supervisor.test_transactions import acknowledge, add, begin, publish
 from ..workers.peer import Peer
 from .java import JavaTools, fetch_jars
 
 pytestmark = pytest.mark.java
 
-RECEIVE_MS = 30_000
+RECEIVE_MS = HANG_MS
 COMPRESSIONS = {
     "NONE": pulsar.CompressionType.NONE,
     "LZ4": pulsar.CompressionType.LZ4,

@@ -91,7 +91,7 @@ class Program:
         while (line := self._next()).startswith("please kill "):
             assert isinstance(self._broker, Broker)
             role, index = line.removeprefix("please kill ").split()
-            self._broker.wait_replaced(role, int(index), self._broker.kill(role, int(index)), 30)
+            self._broker.wait_replaced(role, int(index), self._broker.kill(role, int(index)))
             self._say("done")
         return line.replace("\\n", "\n")
 

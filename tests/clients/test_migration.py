@@ -8,12 +8,12 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import Broker, request
+from ..harness import HANG_SECONDS, Broker, request
 from ..proto.client_frames import T, command, send
 from ..workers.peer import Peer
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-SECONDS = 30
+SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(scope="module")

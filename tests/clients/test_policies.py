@@ -172,7 +172,7 @@ def test_producers_wait_for_room_and_go_on_when_there_is(broker, client):
         got.append(message.data())
         consumer.acknowledge(message)
     assert got == [b"first", *bodies]
-    eventually(lambda: len(answered) == len(bodies), 30, "the receipts")
+    eventually(lambda: len(answered) == len(bodies), what="the receipts")
     assert set(answered) == {pulsar.Result.Ok}
 
 
@@ -190,7 +190,7 @@ def test_producers_stand_still_until_there_is_room_and_then_at_once_go_on(broker
     watch = Stopwatch()
     consumer.acknowledge_cumulative(messages[-1])
     assert consumer.receive(RECEIVE_MS).data() == b"more"
-    eventually(lambda: answered, 30, "the receipt")
+    eventually(lambda: answered, what="the receipt")
     assert watch.seconds() < 5      # a second, and the client's own pace of coming back
     assert answered == [pulsar.Result.Ok]
 
@@ -225,7 +225,7 @@ def test_messages_expire_on_time(broker, client):
         ]
 
     assert backlog() == 2
-    eventually(lambda: backlog() == 1, 10, "the end of the message's time")
+    eventually(lambda: backlog() == 1, what="the end of the message's time")
     assert time.monotonic() - sent_at >= 1.9 and watch.seconds() <= 4
     consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
     assert consumer.receive(RECEIVE_MS).data() == b"delayed"

@@ -14,7 +14,7 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 from geminga.storage.schemas import protobuf_rules
 from geminga.supervisor.pulsar_client import key_hashing
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from ..supervisor.test_serve import GEMINGA
 from .test_administration import topic_url
 from .test_python_client import COMPRESSIONS, RECEIVE_MS
@@ -23,7 +23,7 @@ from .test_python_client import COMPRESSIONS, RECEIVE_MS
 def produce(broker, *arguments, stdin=b"", command="produce"):
     """Run the command; return (exit status, output, lines of complaint)."""
     done = subprocess.run([GEMINGA, command, "--url", broker.service_url, *map(str, arguments)], input=stdin,
-                          capture_output=True, timeout=60, check=False)
+                          capture_output=True, timeout=HANG_SECONDS, check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode().splitlines()
 
 
@@ -118,7 +118,7 @@ def test_a_line_is_published_when_it_comes_and_not_when_the_input_ends(broker, c
             assert json.loads(process.stdout.readline())["sequenceId"] == number
         assert payloads(of_topic(client, topic, 3)) == [b"line 0", b"line 1", b"line 2"]
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(HANG_SECONDS) == 0
 
 
 @contextlib.contextmanager
@@ -370,7 +370,7 @@ def test_a_name_again_continues_its_sequence_and_duplicates_are_told(broker, cli
     topic = unique_topic("sequence")
     assert produce(broker, topic, "--producer", "n", "0")[0] == 0
     assert request("POST", topic_url(broker, topic, "deduplicationEnabled"), b"true")[0] == 204
-    eventually(lambda: request("GET", topic_url(broker, topic, "deduplicationEnabled"))[1] == "true", 10)
+    eventually(lambda: request("GET", topic_url(broker, topic, "deduplicationEnabled"))[1] == "true")
     assert sequence_ids(produce(broker, topic, "--producer", "n", "-o", "json", "1", "2")) == [0, 1]
     assert sequence_ids(produce(broker, topic, "--producer", "n", "-o", "json", "3")) == [2]
     status, printed, _ = produce(broker, topic, "--producer", "n", "--sequence-id", 2, "3 again", "4")
@@ -393,7 +393,7 @@ def test_a_connection_that_breaks_is_told_with_what_is_stored(fresh_broker):
         fresh_broker.kill_supervisor()
         process.stdin.write(b"4\n")
         process.stdin.close()
-        assert process.wait(30) == 1
+        assert process.wait(HANG_SECONDS) == 1
         said = process.stderr.read().decode()
         assert said.count("\n") == 1 and "3 messages stored, 1 sent without an answer" in said
 
@@ -408,7 +408,7 @@ def test_a_refusal_is_told_with_what_is_stored(broker):
         assert request("POST", topic_url(broker, topic, "terminate"))[0] == 200
         process.stdin.write(b"2\n")
         process.stdin.close()
-        assert process.wait(30) == 1
+        assert process.wait(HANG_SECONDS) == 1
         said = process.stderr.read().decode()
         assert "closed the producer" in said or "TopicTerminatedError" in said
         assert said.endswith("; 1 message stored, 1 sent without an answer\n") and said.count("\n") == 1
@@ -422,7 +422,7 @@ def test_an_interrupt_is_told_with_what_is_stored(broker):
         process.stdin.flush()
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 1
+        assert process.wait(HANG_SECONDS) == 1
         assert process.stderr.read() == b"geminga: interrupted: 1 message stored, 0 sent without an answer\n"
 
 

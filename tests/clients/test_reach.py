@@ -15,7 +15,7 @@ import pytest
 from geminga.supervisor.processes.listening import reached_from_others
 
 from ..conftest import _running_broker
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, request, unique_topic
 from ..proto.client_frames import T
 from ..relay import SOURCE, Relay
 from ..workers.peer import Peer
@@ -51,7 +51,7 @@ def uses(client: pulsar.Client, broker: Broker, topic: str) -> set[str]:
     """Publish and consume one message, and return the addresses under which the broker sees the client."""
     consumer, producer = client.subscribe(topic, "sub"), client.create_producer(topic)
     producer.send(b"one")
-    message = consumer.receive(60_000)
+    message = consumer.receive(HANG_MS)
     assert message.data() == b"one"
     consumer.acknowledge(message)
     _, text = request("GET", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
@@ -113,7 +113,7 @@ def test_a_lookup_through_a_port_map_is_told_once_with_the_way_out(start_broker:
     assert "A lookup over HTTP came by port" not in broker.log()
     for _ in range(2):
         looked_up(broker, "localhost:7000")
-    assert eventually(lambda: broker.log().count("A lookup over HTTP came by port 7000") == 1, 10)
+    assert eventually(lambda: broker.log().count("A lookup over HTTP came by port 7000") == 1)
     assert "network.advertised_listeners" in broker.log()
 
 
@@ -127,7 +127,7 @@ def test_a_client_of_an_advertised_listener_passes_a_port_map_with_both_urls(
         place.write_text(f'[network]\nadvertised_listeners = ["out:pulsar://127.0.0.1:{service.port}"]\n')
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGHUP)
-        assert eventually(lambda: looked_up(broker, "localhost")["brokerUrl"].endswith(f":{service.port}"), 10)
+        assert eventually(lambda: looked_up(broker, "localhost")["brokerUrl"].endswith(f":{service.port}"))
         client = connect(f"{mapped}://127.0.0.1:{service.port if mapped == 'pulsar' else http.port}")
         assert uses(client, broker, unique_topic("reach")) == {SOURCE}
         client.close()

@@ -11,13 +11,13 @@ import time
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, messages_of, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, messages_of, request, unique_topic
 
 SOURCE_URL = os.environ.get("GEMINGA_TEST_PULSAR_URL", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not SOURCE_URL, reason="needs a running Apache Pulsar in GEMINGA_TEST_PULSAR_URL")]
 
-SECONDS = 60
+SECONDS = HANG_SECONDS
 
 
 def path_of(topic):
@@ -233,7 +233,7 @@ def test_a_schema_comes_before_the_first_message_that_needs_it(source, target, t
     assert len(arrived(target, topic, 5)) == 5
     client = pulsar.Client(target.service_url)
     reader = client.create_reader(topic, pulsar.MessageId.earliest, schema=schema)
-    assert [reader.read_next(5_000).value().number for _ in range(5)] == list(range(5))
+    assert [reader.read_next(HANG_MS).value().number for _ in range(5)] == list(range(5))
     client.close()
 
 

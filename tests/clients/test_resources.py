@@ -12,7 +12,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import eventually, partitioned_topic, partitions_url, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, partitioned_topic, partitions_url, request, unique_topic
 from ..proto.client_frames import T
 from ..workers.peer import Peer
 from .test_administration import topic_url
@@ -38,7 +38,7 @@ def got(url):
 
 def shown(url):
     """Return (payload, headers) of a peeked message."""
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=HANG_SECONDS) as answer:
         return answer.read(), answer.headers
 
 
@@ -520,7 +520,7 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
 def test_a_broker_told_to_shut_down_stops(fresh_broker):
     children = fresh_broker.children()
     assert request("POST", f"{fresh_broker.http_url}/admin/v2/brokers/shutdown")[0] == 204
-    eventually(lambda: not fresh_broker.children().keys() & children.keys(), 60, "the end of its processes")
+    eventually(lambda: not fresh_broker.children().keys() & children.keys(), what="the end of its processes")
 
 
 def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect, namespace):
@@ -534,7 +534,7 @@ def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect
     assert request("POST", f"{url}/clearBacklog/other")[0] == 204      # which nobody has
     for topic in topics[:2]:
         stats = topic_url(broker, topic, "stats")
-        eventually(lambda url=stats: got(url)["subscriptions"]["sub"]["consumers"], 60, "the consumer, back again")
+        eventually(lambda url=stats: got(url)["subscriptions"]["sub"]["consumers"], what="the consumer, back again")
         left = json.loads(request("POST", topic_url(broker, topic, "subscription/sub/analyzeBacklog"))[1])["messages"]
         assert left == 3
     assert request("POST", f"{url}/clearBacklog")[0] == 204

@@ -7,7 +7,7 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, partitioned_topic, request, unique_topic
 from .test_python_client import RECEIVE_MS
 
 KINDS = [JsonSchema, AvroSchema]
@@ -105,5 +105,5 @@ def test_typed_clients_come_back_after_the_owner_died(start_broker, connect):
     producer.send(Order(item="after", count=2))
     found = set()
     while found != {"before", "after"}:      # what was given out before comes again
-        found.add(consumer.receive(60_000).value().item)
+        found.add(consumer.receive(HANG_MS).value().item)
     assert len(versions_of(own, topic)) == 1

@@ -33,7 +33,7 @@ from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, ParquetTable
 from geminga.storage.tables.places import LocalPlace
 
-from ..harness import unique_topic
+from ..harness import HANG_SECONDS, unique_topic
 from ..supervisor.test_compaction import partition_id
 from .java import JavaTools, fetch_jars
 from .test_go_client import build
@@ -93,7 +93,7 @@ def test_types_of_java(own, row_of, tmp_path):
 def test_types_of_go(own, row_of):
     topic = unique_topic("go")
     done = subprocess.run([build(), "-url", own.service_url, "-topic", topic, "-types"], capture_output=True, text=True,
-                          timeout=60)
+                          timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     assert row_of(topic) == {
         "Truth": True, "Number": 7, "Large": 1 << 60, "Real": 0.5, "Text": "tä", "Unsigned": str((1 << 64) - 1),

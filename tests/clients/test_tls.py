@@ -20,7 +20,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE
 
 from ..conftest import _running_broker
-from ..harness import COMMAND, Broker, eventually, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, Broker, eventually, unique_topic
 from ..proto.client_frames import CONNECT, T
 from ..workers.peer import Bystander, Peer
 
@@ -97,7 +97,7 @@ class SecurePeer(Peer):
 
 
 def ask(authority: Authority, url: str, path: str) -> str:
-    with urllib.request.urlopen(url + path, context=authority.context(), timeout=60) as answer:
+    with urllib.request.urlopen(url + path, context=authority.context(), timeout=HANG_SECONDS) as answer:
         return answer.read().decode()
 
 
@@ -128,7 +128,7 @@ def test_a_client_publishes_and_consumes(authority, served, connect, shown):
     for payload in payloads:
         producer.send_async(payload, None)
     producer.flush()
-    received = [consumer.receive(60_000) for _ in payloads]
+    received = [consumer.receive(HANG_MS) for _ in payloads]
     assert [message.data() for message in received] == payloads
     stats = json.loads(ask(authority, served.https_url, f"/admin/v2/{topic.replace('://', '/')}/stats"))
     assert stats["publishers"][0]["producerName"] == producer.producer_name()
@@ -215,10 +215,9 @@ def test_a_certificate_changes_under_load(authority, served, connect):
                 serial = authority.renew()
                 for url in (served.tls_url, served.https_url):
                     # Each process sees it for itself, so all of many handshakes in a row do when all of them have.
-                    eventually(lambda url=url, serial=serial: {serial_at(authority, url) for _ in range(8)} == {serial},
-                               60)
+                    eventually(lambda url=url, serial=serial: {serial_at(authority, url) for _ in range(8)} == {serial})
                 done = len(rounds)
-                eventually(lambda done=done: len(rounds) > done or trouble, 60)
+                eventually(lambda done=done: len(rounds) > done or trouble)
         finally:
             ended.set()
             thread.join()
@@ -230,7 +229,7 @@ def test_a_start_with_bad_certificates_is_refused(authority, tmp_path):
     config = authority.configuration().removesuffix("/geminga.toml") + "/bad.toml"
     Path(config).write_text(f'[tls]\ncertificate = "{authority.folder}/cert"\nkey = "{authority.folder}/joe-key"\n')
     command = [*COMMAND, "--config", config, "--data-dir", tmp_path / "data"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert " geminga: tls.key must be of the first certificate" in done.stderr
     assert not (tmp_path / "data").exists()
@@ -243,7 +242,7 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
     try:
         own.start()
         assert (own.service_url, own.http_url) == ("", "")
-        eventually(lambda: f"produce --url {own.tls_url} " in own.printed(), 60)
+        eventually(lambda: f"produce --url {own.tls_url} " in own.printed())
         assert ask(authority, own.https_url, "/admin/v2/brokers/health") == "ok"
         topic = unique_topic("only")
         found = json.loads(ask(authority, own.https_url, f"/lookup/v2/topic/{topic.replace('://', '/')}"))
@@ -257,7 +256,7 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
             assert not answer.HasField("brokerServiceUrl") and answer.response == api.CommandLookupTopicResponse.Connect
 
         def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-            return subprocess.run([GEMINGA, *words], capture_output=True, text=True, timeout=60, check=False,
+            return subprocess.run([GEMINGA, *words], capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
                                   env=os.environ | environment)
 
         assert run("publish", "--url", own.tls_url, topic, "no").returncode == NOT_REACHABLE

@@ -22,7 +22,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from ..harness import HANG_SECONDS, eventually
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-SECONDS = 10
+SECONDS = HANG_SECONDS
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
             "--window-size=1280,900",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pulsar
 
-from ..harness import Broker, request
+from ..harness import HANG_MS, Broker, request
 from .browser import Browser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def fill(broker: Broker) -> pulsar.Client:
                       partition_key=f"customer-{number % 9}", properties={"shop": "north" if number % 2 else "south"},
                       deliver_after=timedelta(hours=1 + number % 8) if number % 10 == 0 else None)
     for number in range(120):
-        message = billing.receive(5_000)
+        message = billing.receive(HANG_MS)
         if number % 3:
             billing.acknowledge(message)
     threading.Thread(target=_go_on, args=(producer, shipping), daemon=True).start()

@@ -5,7 +5,7 @@ import axe_core_python
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from ..harness import eventually, unique_topic
+from ..harness import HANG_MS, eventually, unique_topic
 from .browser import needs_browser
 from .test_guards import PLAIN
 
@@ -22,7 +22,7 @@ def subject(own, client):
     producer = client.create_producer(topic)
     for number in range(5):
         producer.send(f"message {number}".encode(), partition_key="key", properties={"name": "value"})
-    consumer.receive(5_000)
+    consumer.receive(HANG_MS)
     path = topic.replace("://", "/")
     yield f"/console/topics/{path}", f"/console/topics/{path}/subscriptions/billing"
     consumer.close()
@@ -78,7 +78,7 @@ def test_a_dialog_is_opened_left_and_confirmed_by_keys(browser, own, subject):
     assert browser.run("return document.activeElement.closest('dialog') !== null")
     assert broken_rules(browser) == []
     browser.press("ESCAPE")
-    eventually(lambda: not browser.all("dialog[open]"), 10)
+    eventually(lambda: not browser.all("dialog[open]"))
     assert browser.run("return document.activeElement.dataset.action") == "unload"      # the focus comes back
 
 

@@ -10,7 +10,7 @@ import pytest
 from geminga.supervisor.console import live, static_files
 from geminga.supervisor.console.console import PARTS
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .browser import needs_browser
 from .test_sessions import ask
 
@@ -60,7 +60,7 @@ def test_streams_are_bounded(own, monkeypatch):
     host, links = urlsplit(own.http_url), []
     try:
         for _ in range(live.STREAMS_MAX):
-            link = http.client.HTTPConnection(host.hostname, host.port, timeout=30)
+            link = http.client.HTTPConnection(host.hostname, host.port, timeout=HANG_SECONDS)
             link.request("GET", "/console/live?page=/")
             answer = link.getresponse()
             assert answer.status == 200
@@ -71,12 +71,12 @@ def test_streams_are_bounded(own, monkeypatch):
         for link, answer in links:
             answer.close()
             link.close()
-    eventually(lambda: _is_open(own), 20)
+    eventually(lambda: _is_open(own))
 
 
 def _is_open(own) -> bool:
     host = urlsplit(own.http_url)
-    link = http.client.HTTPConnection(host.hostname, host.port, timeout=30)
+    link = http.client.HTTPConnection(host.hostname, host.port, timeout=HANG_SECONDS)
     link.request("GET", "/console/live?page=/")
     answer = link.getresponse()
     answer.close()
@@ -177,7 +177,7 @@ def test_a_browser_by_a_name_over_plain_http_is_taken_for_one(browser, start_bro
     try:
         image = f"http://broker.example:{port}/topics/{topic}/subscription/planted"
         browser.open(f"http://pages.example:{server.server_port}/#{image}")
-        eventually(lambda: browser.driver.title == "asked", 20)
+        eventually(lambda: browser.driver.title == "asked")
     finally:
         server.shutdown()
         server.server_close()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request
+from ..harness import HANG_MS, Broker, eventually, request
 from ..supervisor.test_transactions import begin_with_message
 from ..workers.peer import Peer
 from .browser import Browser, needs_browser
@@ -115,7 +115,7 @@ def filled(own: Broker) -> Iterator[Broker]:
             producer.send_async(b"a message of some bytes", None, partition_key=f"customer-{number % 7}",
                                 properties=properties)
         producer.flush()
-        assert consumer.receive(10_000)
+        assert consumer.receive(HANG_MS)
     role = quote("a-role-with-a-long-name@a-domain-with-a-long-name.example.com", safe="")
     assert request("POST", f"{own.http_url}/admin/v2/namespaces/public/default/permissions/{role}",
                    b'["produce", "consume"]')[0] < 300
@@ -157,7 +157,7 @@ def test_nothing_is_cut_covered_broken_or_outside(sized, filled, path):
     sized.open(filled.http_url + path)
     sized.one("h1")
     if "messages?" in path:
-        eventually(lambda: sized.all("article"), 60)
+        eventually(lambda: sized.all("article"))
     assert {width: wrong for width in WIDTHS if (wrong := laid_out(sized, width))} == {}
 
 

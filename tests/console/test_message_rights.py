@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from ..harness import Broker, eventually
+from ..harness import HANG_SECONDS, Broker, eventually
 from .test_sessions import SECRET, ask, token
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_consumer_of_one_topic_may_not_search_its_namespace_nor_redrive(guarde
 def test_a_tail_is_for_consumers(guarded, role, ends):
     asked = urllib.request.Request(f"{guarded.http_url}/console/tail?topic={quote(TOPIC, safe='')}",
                                    headers=as_role(role))
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
         event, data = (answer.readline().decode().partition(": ")[2].strip() for _ in range(2))
     told = json.loads(data)
     if ends:
@@ -105,5 +105,5 @@ def test_what_a_browser_publishes_stands_in_the_audit_log_without_its_content(gu
         return {(line["role"], line["status"]) for line in map(json.loads, log.read_text().splitlines())
                 if line["request"] == f"POST /ops/v1/messages/{PATH}"}
 
-    eventually(lambda: wanted <= told(), 10)
+    eventually(lambda: wanted <= told())
     assert "hidden" not in log.read_text() and body["payloadBase64"] not in log.read_text()

@@ -9,13 +9,13 @@ from pulsar.schema import AvroSchema, Integer, Record, String
 
 from geminga.supervisor.console.tail import TAILS_MAX
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from .browser import needs_browser
 from .test_accessible import broken_rules
 from .test_subscription import publish
 
 pytestmark = [pytest.mark.slow, needs_browser]
-SECONDS = 40                 # until a search has begun and ended: it is a process of its own
+SECONDS = HANG_SECONDS
 
 
 class Order(Record):
@@ -144,9 +144,9 @@ def test_a_tail_shows_what_comes_until_it_is_stopped(browser, own, client):
     publish(client, topic, [b"before %d" % number for number in range(12)])
     opened(browser, own, topic.removeprefix("persistent://"))
     follow(browser)
-    eventually(lambda: found(browser, "[data-came]") == [f"before {number}" for number in range(11, 1, -1)], 10)
+    eventually(lambda: found(browser, "[data-came]") == [f"before {number}" for number in range(11, 1, -1)])
     publish(client, topic, [b"after"], partition_key="k")
-    eventually(lambda: found(browser, "[data-came]")[0] == "after", 10)
+    eventually(lambda: found(browser, "[data-came]")[0] == "after")
     assert len(browser.all("[data-came] article")) == 11
     browser.run("document.querySelector('form[data-tail] [data-stop]').click()")
     browser.see("Stopped.")
@@ -161,14 +161,14 @@ def test_a_tail_of_a_busy_topic_shows_some_and_counts_the_others(browser, own, c
     opened(browser, own, topic.removeprefix("persistent://"))
     browser.choose("form[data-tail] [name=rate]", "1")
     follow(browser)
-    eventually(lambda: found(browser, "[data-came]") == ["first"], 10)
+    eventually(lambda: found(browser, "[data-came]") == ["first"])
     publish(client, topic, [b"%d" % number for number in range(300)])
 
     def counts():
         return browser.run(r"""return document.querySelector('form[data-tail] [data-state]').value
             .match(/: ([\d,]+) shown, ([\d,]+) more/).slice(1).map((text) => +text.replace(/,/g, ''))""")
 
-    eventually(lambda: sum(counts()) == 301, 15)
+    eventually(lambda: sum(counts()) == 301)
     assert counts()[1] > 250 and found(browser, "[data-came]")[0] == "299"
 
 
@@ -178,7 +178,7 @@ def test_a_tail_shows_only_what_its_filter_lets_pass(browser, own, client):
     follow(browser, grep="error", property="host=a")
     for host in "ab":
         publish(client, topic, [b"error 1", b"fine"], properties={"host": host})
-    eventually(lambda: found(browser, "[data-came]") == ["error 1"], 10)
+    eventually(lambda: found(browser, "[data-came]") == ["error 1"])
 
 
 def test_tails_are_bounded_and_end_with_their_browsers(browser, own, client):
@@ -190,7 +190,7 @@ def test_tails_are_bounded_and_end_with_their_browsers(browser, own, client):
     def opened_tail():
         """Return a tail that has begun, None if there are too many."""
         try:
-            made = urllib.request.urlopen(address, timeout=20)
+            made = urllib.request.urlopen(address, timeout=HANG_SECONDS)
         except urllib.error.HTTPError as refused:
             assert refused.code == 503
             return None
@@ -198,11 +198,11 @@ def test_tails_are_bounded_and_end_with_their_browsers(browser, own, client):
         return made
 
     # Those of other tests end when the broker notices that the browser has left them.
-    tails = [eventually(opened_tail, 20) for _ in range(TAILS_MAX)]
+    tails = [eventually(opened_tail) for _ in range(TAILS_MAX)]
     assert opened_tail() is None
     for tail in tails:
         tail.close()
-    eventually(opened_tail, 20).close()
+    eventually(opened_tail).close()
 
 
 def test_a_tail_of_nothing_is_told(browser, own):
@@ -225,7 +225,7 @@ def test_a_message_is_published_with_its_effect_said_before(browser, own, client
     browser.click("Same by command")
     assert "geminga produce" in browser.see("-k k")
     browser.click("Publish it")
-    message = consumer.receive(10_000)
+    message = consumer.receive(HANG_MS)
     assert message.data().decode() == "<b>häll\u00f6</b>" and message.partition_key() == "k"
     assert message.properties() == {"a": "b", "empty": ""}
     consumer.close()
@@ -250,7 +250,7 @@ def test_a_message_is_published_later_and_wrong_ones_are_not(browser, own, clien
         _, text = request("GET", f"{own.http_url}/ops/v1/messages/{topic.replace('://', '/')}?order=latest&limit=1")
         return json.loads(text)["rows"][0]
 
-    eventually(lambda: last()["payload"] == "later", 10)
+    eventually(lambda: last()["payload"] == "later")
     assert last()["deliverAt"] > last()["publishTime"]
 
 
@@ -266,7 +266,7 @@ def test_a_value_is_encoded_by_the_topics_schema(browser, own, client):
     browser.fill("#field-payload", '{"number": 1, "name": "x"}')
     browser.see("One message of 3 B is stored")
     browser.click("Publish it")
-    assert consumer.receive(10_000).value().number == 1
+    assert consumer.receive(HANG_MS).value().number == 1
     consumer.close()
 
 
@@ -295,7 +295,7 @@ def test_what_is_found_breaks_no_rule_and_fits_a_narrow_screen(browser, own, cli
         search(browser)
         browser.see("Everything was searched: 2 found.", SECONDS)
         follow(browser)
-        eventually(lambda: len(found(browser, "[data-came]")) == 2, 10)
+        eventually(lambda: len(found(browser, "[data-came]")) == 2)
         assert broken_rules(browser) == []
         assert browser.run("return document.documentElement.scrollWidth") <= 360
     finally:

@@ -51,12 +51,12 @@ def test_changes_are_counted_with_their_roles_and_lead_to_the_audit_log(browser,
 
 def test_a_process_that_was_started_again_is_news(own):
     since = now_ms()
-    eventually(lambda: now_ms() > since + 3_000, 10)
-    own.wait_replaced("worker", 0, own.kill("worker", 0), 30)
+    eventually(lambda: now_ms() > since + 3_000)
+    own.wait_replaced("worker", 0, own.kill("worker", 0))
 
     def told():
         return "A process was started again: worker-0" in news(own, f"since={since}")
-    eventually(told, 20)
+    eventually(told)
     assert "The broker was started" not in news(own, f"since={since}")
     assert "The broker was started" in news(own, "since=1")
 
@@ -71,14 +71,14 @@ def test_an_alarm_has_its_page_and_is_acknowledged(browser, start_broker):
     ledgers = [path for path in broker.data_dir.iterdir() if path.name == "format"]
     ledgers[0].unlink()      # a file that the broker never replaces: damage
     browser.open(broker.http_url + "/")
-    browser.see("damage was found", 20)
+    browser.see("damage was found")
     browser.click("What to do")
-    eventually(lambda: browser.url.endswith("/console/documents/runbook/damage.md"), 10)
+    eventually(lambda: browser.url.endswith("/console/documents/runbook/damage.md"))
     browser.open(broker.http_url + "/")
     browser.click("I have seen to it")
     browser.see("The alarm ends, until its cause comes again.")
     browser.click("Acknowledge")
-    browser.see("No alarm is raised.", 20)
+    browser.see("No alarm is raised.")
     assert "Alarm damage" not in news(broker, "since=1")
     browser.open("about:blank")      # the broker ends before the browser
 

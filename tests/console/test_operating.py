@@ -37,10 +37,10 @@ def test_a_connection_is_found_sorted_and_closed(browser, own, client):
     browser.open(own.http_url + "/console/clients")
     browser.see("Pulsar-CPP")
     browser.click("Consumers")
-    eventually(lambda: browser.url.endswith("sort=consumers"), 10)
+    eventually(lambda: browser.url.endswith("sort=consumers"))
     assert browser.one("th[aria-sort]").get_attribute("aria-sort") == "descending"
     browser.click("Consumers")
-    eventually(lambda: "reverse=true" in browser.url, 10)
+    eventually(lambda: "reverse=true" in browser.url)
     assert browser.one("th[aria-sort]").get_attribute("aria-sort") == "ascending"
     browser.fill("main [name=match]", "no such library")
     browser.click("Filter")
@@ -53,7 +53,7 @@ def test_a_connection_is_found_sorted_and_closed(browser, own, client):
     assert f"geminga clients close {before[0]}" in browser.run(
         "return document.querySelector('dialog [data-same]').textContent")
     browser.click("Close")
-    eventually(lambda: before[0] not in texts(browser, "tbody td:first-child") and not browser.all("dialog[open]"), 20)
+    eventually(lambda: before[0] not in texts(browser, "tbody td:first-child") and not browser.all("dialog[open]"))
     assert "closed" not in browser.text
     consumer.close()
 
@@ -77,7 +77,7 @@ def test_an_open_transaction_is_shown_and_aborted(browser, own):
         browser.click("Abort")
         browser.see("One message of the transaction is never delivered; 0 acknowledgements are undone")
         browser.click("Abort")
-        browser.see("No transaction is open.", 20)
+        browser.see("No transaction is open.")
         assert get(own, "/ops/v1/transactions")["rows"] == []
 
 
@@ -98,7 +98,7 @@ def test_changes_are_shown_newest_first_and_found(browser, own):
     assert texts(browser, "tbody td:nth-child(4)") == [f"PUT /admin/v2/{topic}" for topic in reversed(topics)]
     browser.fill("main [name=match]", topics[1].rpartition("/")[2])
     browser.click("Filter")
-    eventually(lambda: len(browser.all("tbody tr")) == 1, 10)
+    eventually(lambda: len(browser.all("tbody tr")) == 1)
     browser.open(own.http_url + "/console/audit?role=nobody")
     browser.see("No such change was made.")
 
@@ -109,10 +109,10 @@ def test_older_changes_are_a_page_away(browser, own):
     browser.open(own.http_url + "/console/audit?match=/page")
     assert len(browser.all("tbody tr")) == 100
     browser.click("Older")
-    eventually(lambda: "at=" in browser.url, 10)
+    eventually(lambda: "at=" in browser.url)
     assert len(browser.all("tbody tr")) == 20 and "match=%2Fpage" in browser.url
     browser.click("Newest")
-    eventually(lambda: "at=" not in browser.url, 10)
+    eventually(lambda: "at=" not in browser.url)
     assert len(browser.all("tbody tr")) == 100
 
 
@@ -144,9 +144,9 @@ def test_a_topic_is_compacted_and_the_page_follows(browser, own, client):
     browser.fill("dialog [name=topic]", topic.rpartition("/")[2])
     browser.see("are read, in a process of its own")
     browser.click("Compact")
-    browser.see(topic.removeprefix("persistent://"), 60)
-    eventually(lambda: get(own, "/ops/v1/compaction")["ended"], 60)
-    browser.see("done", 20)
+    browser.see(topic.removeprefix("persistent://"))
+    eventually(lambda: get(own, "/ops/v1/compaction")["ended"])
+    browser.see("done")
     assert "G5" not in browser.text
 
 
@@ -159,8 +159,8 @@ def test_a_backup_is_made_and_shown(browser, own, tmp_path):
     browser.fill("dialog [name=keep]", "2")
     browser.see("all but the newest 2 backups are deleted there")
     browser.click("Back up")
-    browser.see(str(tmp_path), 60)
-    eventually(lambda: not browser.all("dialog[open]"), 60)
+    browser.see(str(tmp_path))
+    eventually(lambda: not browser.all("dialog[open]"))
     assert get(own, "/ops/v1/backup")["folder"].startswith(str(tmp_path))
     browser.open(own.http_url + "/")
     browser.see(str(tmp_path))
@@ -194,7 +194,7 @@ def test_set_keys_come_first_and_a_setting_is_changed_and_reset(browser, own):
     browser.fill("main [name=match]", "message_ttl")
     browser.choose("main [name=only]", "those that change at once")
     browser.click("Filter")
-    eventually(lambda: len(browser.all("tbody tr")) == 1, 10)
+    eventually(lambda: len(browser.all("tbody tr")) == 1)
     [key] = texts(browser, "tbody td:first-child")
     browser.click("Change")
     browser.fill("dialog [name=value]", "3600")
@@ -206,7 +206,7 @@ def test_set_keys_come_first_and_a_setting_is_changed_and_reset(browser, own):
     browser.click("Reset")
     browser.see("has the value of the configuration at once")
     browser.click("Reset")
-    eventually(lambda: "changed at run time" not in browser.text, 10)
+    eventually(lambda: "changed at run time" not in browser.text)
 
 
 def test_a_value_that_is_refused_is_told_in_the_dialog(browser, own):
@@ -214,7 +214,7 @@ def test_a_value_that_is_refused_is_told_in_the_dialog(browser, own):
     browser.click("Change")
     browser.fill("dialog [name=value]", "soon")
     path = "return document.querySelector('dialog [data-confirm]').dataset.path ?? ''"
-    eventually(lambda: browser.run(path).endswith("/soon"), 10)
+    eventually(lambda: browser.run(path).endswith("/soon"))
     browser.click("Change")
     browser.see("That failed: Invalid dynamic-config value")
     assert [line for line in browser.problems() if "412" not in line] == []      # the browser tells of the refusal
@@ -231,7 +231,7 @@ def test_new_lines_come_by_themselves_and_filters_hold(browser, own):
     browser.click("Filter")
     browser.see("No such line is kept.")
     old = own.child("worker", 0)
-    own.wait_replaced("worker", 0, own.kill("worker", 0), 30)
+    own.wait_replaced("worker", 0, own.kill("worker", 0))
     assert old is not None
     browser.open(own.http_url + "/console/log?level=error")
     browser.see("starting it again")
@@ -254,7 +254,7 @@ def test_the_level_is_changed_for_a_while(browser, own):
     browser.click("Back to the configured level")
     browser.see("The change of the level ends at once")
     browser.click("Reset")
-    eventually(lambda: get(own, "/ops/v1/log-level")["for_now"] == [], 10)
+    eventually(lambda: get(own, "/ops/v1/log-level")["for_now"] == [])
 
 
 def test_lines_with_html_and_hidden_characters_are_text(browser, own, client):

@@ -29,7 +29,7 @@ def test_curves_move_once_a_second(browser, own):
     browser.run("""window.samples = 0;
                    document.addEventListener('geminga-sample', () => window.samples += 1)""")
     browser.one("polyline")
-    eventually(lambda: browser.run("return window.samples") >= 3, 10)
+    eventually(lambda: browser.run("return window.samples") >= 3)
     after = browser.run("return document.querySelector('polyline').getAttribute('points').split(' ').length")
     assert after > before
 
@@ -39,7 +39,7 @@ def test_rates_add_up_to_what_was_published(browser, own, client):
     browser.open(own.http_url + "/")
     browser.run("""window.taken = [];
                    document.addEventListener('geminga-sample', ({ detail }) => window.taken.push(detail))""")
-    eventually(lambda: browser.run("return window.taken.length") >= 2, 10)
+    eventually(lambda: browser.run("return window.taken.length") >= 2)
     producer = client.create_producer(unique_topic(), batching_enabled=False)
     for _ in range(300):
         producer.send(b"message")
@@ -49,7 +49,7 @@ def test_rates_add_up_to_what_was_published(browser, own, client):
         return sum(later["messages_in"] * (later["at"] - earlier["at"]) / 1_000
                    for earlier, later in itertools.pairwise(taken))
 
-    eventually(lambda: counted() > 299, 10)
+    eventually(lambda: counted() > 299)
     assert counted() == pytest.approx(300, abs=1)
     steps = [later["at"] - earlier["at"] for earlier, later in itertools.pairwise(browser.run("return window.taken"))]
     assert min(steps) > 400

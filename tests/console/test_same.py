@@ -15,7 +15,7 @@ import pytest
 from geminga.supervisor import main
 from geminga.supervisor.console.dialogs import ACTIONS
 
-from ..harness import request
+from ..harness import HANG_SECONDS, request
 
 pytestmark = pytest.mark.slow
 TOPIC, NAMESPACE, SUBSCRIPTION = "persistent://acme/eu/orders", "acme/eu", "billing"
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         asked = urllib.request.Request(self.server.http_url + self.path)
         try:
-            with urllib.request.urlopen(asked, timeout=20) as answer:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
                 status, data = answer.status, answer.read()
         except urllib.error.HTTPError as refused:
             with refused:

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 from geminga.supervisor.admin.requests.sessions import COOKIE, HEADER, KEY_FILE, LONGEST, Sessions, TooLong
 from geminga.workers.identity.credentials import Credentials
 
-from ..harness import Broker, eventually
+from ..harness import HANG_SECONDS, Broker, eventually
 from .browser import needs_browser
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ class Answer:
 def ask(broker: Broker, method: str, path: str, body=None, **headers) -> Answer:
     """Send one request as a browser's script would, and return the answer with its headers."""
     host = broker.http_url.rpartition("/")[2]
-    link = http.client.HTTPConnection(host, timeout=20)
+    link = http.client.HTTPConnection(host, timeout=HANG_SECONDS)
     try:
         data = None if body is None else json.dumps(body)
         kind = {} if body is None else {"Content-Type": "application/json"}
@@ -83,7 +83,7 @@ def test_somebody_signs_in_by_the_page_and_out_again(several, browser):
     browser.fill("[name=user]", "ops")
     browser.fill("[name=password]", "wrong")
     browser.press("ENTER")
-    browser.see("not accepted", 60)      # wrong credentials from one address are answered later each time
+    browser.see("not accepted")      # wrong credentials from one address are answered later each time
     browser.fill("[name=password]", "right")
     browser.press("ENTER")
     browser.see("Signed in as ops")
@@ -101,7 +101,7 @@ def test_an_open_page_asks_to_sign_in_when_its_session_ends(several, browser):
     browser.fill("[name=token]", token("admin", exp=int(time.time()) + 4))
     browser.one("[name=token]").find_element("xpath", "ancestor::form//button").click()
     browser.see("ready")
-    browser.see("This broker asks who looks at it.", 20)
+    browser.see("This broker asks who looks at it.")
     browser.problems()
 
 
@@ -241,7 +241,7 @@ def test_a_cookie_does_not_add_to_the_credentials_of_a_tool(several):
 def test_a_session_ends_when_its_token_expires(several):
     cookie = sign_in(several, token=token("admin", exp=int(time.time()) + 3))
     assert ask(several, "GET", "/", Cookie=cookie).status == 200
-    eventually(lambda: ask(several, "GET", "/", Cookie=cookie).status == 303, 10)
+    eventually(lambda: ask(several, "GET", "/", Cookie=cookie).status == 303)
 
 
 def test_a_session_ends_when_its_user_is_removed(several):
@@ -249,7 +249,7 @@ def test_a_session_ends_when_its_user_is_removed(several):
     before = several.users.read_text()
     try:
         several.users.write_text(before.replace("ops:", "other:"))
-        eventually(lambda: ask(several, "GET", "/", Cookie=cookie).status == 303, 10)
+        eventually(lambda: ask(several, "GET", "/", Cookie=cookie).status == 303)
     finally:
         several.users.write_text(before)
 

@@ -6,7 +6,7 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, eventually, partitioned_topic, request, unique_topic
 from .browser import needs_browser
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -61,8 +61,8 @@ def test_the_reason_the_cursor_and_the_consumers_change_by_themselves(browser, o
     browser.run("window.stayed = true")
     consumer = client.subscribe(topic, "work", consumer_type=Shared, consumer_name="first", receiver_queue_size=5)
     for _ in range(4):
-        consumer.acknowledge(consumer.receive(10_000))
-    eventually(lambda: states(browser)["acknowledged"] == 4 and states(browser)["out"] > 0, 15)
+        consumer.acknowledge(consumer.receive(HANG_MS))
+    eventually(lambda: states(browser)["acknowledged"] == 4 and states(browser)["out"] > 0)
     assert "first" in browser.see("Pulsar-CPP")
     assert browser.run("return window.stayed")
     widths = browser.run("""return [...document.querySelectorAll('.cursor-map rect')].map((one) =>
@@ -77,20 +77,20 @@ def test_keys_that_wait_at_a_consumer_are_listed(browser, own, client):
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(40):
         producer.send(b"held", partition_key=f"key-{number}")
-    held = [first.receive(10_000) for _ in range(40)]
+    held = [first.receive(HANG_MS) for _ in range(40)]
     browser.open(address(own, topic, "keys"))
     assert "Keys that wait" not in browser.see("former")
     second = client.subscribe(topic, "keys", consumer_type=KeyShared, consumer_name="latter")
     for number in range(40):
         producer.send(b"waits", partition_key=f"key-{number}")
-    shown = browser.see("Keys that wait", 15)
+    shown = browser.see("Keys that wait")
     assert "latter" in shown
     rows = browser.run("""return [...document.querySelectorAll('[data-live=live_draining] tbody tr')].map((row) =>
         [...row.cells].map((cell) => cell.innerText))""")
     assert rows and all(row[0].startswith("key-") and row[1:4] == ["former", "latter", "1"] for row in rows)
     for message in held:
         first.acknowledge(message)
-    eventually(lambda: "Keys that wait" not in browser.text, 15)
+    eventually(lambda: "Keys that wait" not in browser.text)
     for one in (first, second, producer):
         one.close()
 
@@ -124,9 +124,9 @@ def test_messages_come_by_page_decoded_and_unpacked(browser, own, client):
     for number in range(50):
         producer.send_async(Order(number=number, name=f"order {number}"), lambda *_: None)
     producer.flush()
-    consumer.acknowledge(consumer.receive(10_000))
+    consumer.acknowledge(consumer.receive(HANG_MS))
     consumer.close()
-    eventually(lambda: backlog(own, topic, "pages") == 49, 10)
+    eventually(lambda: backlog(own, topic, "pages") == 49)
     browser.open(address(own, topic, "pages"))
     shown = browser.see('"name": "order 1"')
     assert len(browser.all("article")) == 20 and "order 0\"" not in shown
@@ -157,7 +157,7 @@ def test_a_partitioned_topic_shows_each_partition(browser, own, client):
     seen = browser.run("return document.querySelector('article pre').innerText")
     browser.choose("select[name=partition]", "2")
     browser.click("Show")
-    eventually(lambda: browser.run("return document.querySelector('article pre')?.innerText") not in (seen, None), 10)
+    eventually(lambda: browser.run("return document.querySelector('article pre')?.innerText") not in (seen, None))
     assert len(browser.all("article")) == 3
 
 
@@ -190,7 +190,7 @@ def subscribed(own, client, count=10, name="work"):
 def act(browser, own, topic, opens, name="work"):
     browser.open(address(own, topic, name))
     browser.click(opens)
-    eventually(lambda: browser.all("dialog[open] [data-effect]"), 10)
+    eventually(lambda: browser.all("dialog[open] [data-effect]"))
 
 
 def test_messages_are_skipped(browser, own, client):
@@ -244,7 +244,7 @@ def test_a_subscription_is_reset_to_a_message_and_to_a_time(browser, own, client
 def test_old_messages_expire(browser, own, client):
     topic, _ = subscribed(own, client)
     began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > 2, 10)      # so old are the messages
+    eventually(lambda: time.monotonic() - began > 2)      # so old are the messages
     act(browser, own, topic, "Expire")
     browser.see("About 0 messages expire")
     browser.fill("#field-age", "1s")
@@ -259,17 +259,17 @@ def test_parked_messages_are_released(browser, own, client):
     other = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     consumer = other.subscribe(topic, "work", consumer_type=Shared, properties={"geminga.quarantine.deaths": "1"})
     publishers.send(b"poison")
-    consumer.receive(10_000)
+    consumer.receive(HANG_MS)
     other.shutdown()      # the consumer dies with the message
     browser.open(address(own, topic, "work"))
-    browser.see("in quarantine", 20)
-    eventually(lambda: states(browser)["parked"] == 1, 15)
+    browser.see("in quarantine")
+    eventually(lambda: states(browser)["parked"] == 1)
     browser.click("Release the quarantine")
     browser.see("One message is delivered again")
     browser.click("Deliver again")
-    eventually(lambda: states(browser).get("parked") == 0, 15)
+    eventually(lambda: states(browser).get("parked") == 0)
     again = client.subscribe(topic, "work", consumer_type=Shared)
-    assert again.receive(10_000).data() == b"poison"
+    assert again.receive(HANG_MS).data() == b"poison"
     again.close()
     publishers.close()
 
@@ -283,14 +283,14 @@ def test_a_subscription_is_deleted_even_with_consumers_if_that_is_said(browser, 
     browser.one("#field-force").click()
     browser.see("One consumer is closed.")
     browser.click("Delete it")
-    eventually(lambda: "/subscriptions/" not in browser.url, 10)
+    eventually(lambda: "/subscriptions/" not in browser.url)
     # Its client subscribes again, by which a new subscription begins behind all messages.
-    eventually(lambda: is_there(own, topic, "work") and backlog(own, topic, "work") == 0, 10)
+    eventually(lambda: is_there(own, topic, "work") and backlog(own, topic, "work") == 0)
     consumer.close()
     act(browser, own, topic, "Unsubscribe")
     browser.see("The subscription and its position are deleted; 0 messages")
     browser.click("Delete it")
-    eventually(lambda: not is_there(own, topic, "work"), 10)
+    eventually(lambda: not is_there(own, topic, "work"))
 
 
 @pytest.mark.parametrize("start, messages", [("latest", 0), ("earliest", 10)])
@@ -304,7 +304,7 @@ def test_a_subscription_is_created_from_the_topics_page(browser, own, client, st
     browser.choose("#field-start", start)
     browser.see("until the subscription acknowledges it")
     browser.click("Create it")
-    eventually(lambda: browser.url.endswith("/subscriptions/new%20one"), 10)
+    eventually(lambda: browser.url.endswith("/subscriptions/new%20one"))
     browser.see("everything is acknowledged." if not messages else f"{messages} messages are not acknowledged")
 
 
@@ -315,10 +315,10 @@ def test_dead_letters_go_back(browser, own, client):
     browser.open(address(own, topic, "work"))
     browser.see("Dead letters:")
     browser.click("Send them back")
-    browser.see(f"2 letters go to {topic}. Only the subscriptions that lost them get them.", 30)
+    browser.see(f"2 letters go to {topic}. Only the subscriptions that lost them get them.")
     assert "geminga redrive" in browser.one("dialog[open] code").get_attribute("textContent")
     browser.click("Send them")
-    eventually(lambda: backlog(own, topic, "work") == 2, 30)
+    eventually(lambda: backlog(own, topic, "work") == 2)
 
 
 def test_commands_and_requests_that_do_the_same_are_shown(browser, own, client):

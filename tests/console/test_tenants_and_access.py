@@ -60,7 +60,7 @@ def test_a_tenant_is_created_changed_and_deleted(browser, own):
     browser.click("Delete the tenant")
     browser.see("The tenant and 0 namespaces go")
     browser.click("Delete")
-    eventually(lambda: browser.url == own.http_url + "/console/tenants", 10)
+    eventually(lambda: browser.url == own.http_url + "/console/tenants")
     assert name not in get(own, "/admin/v2/tenants")
 
 
@@ -82,19 +82,19 @@ def test_a_namespace_is_created_and_shows_its_policies_and_numbers(browser, own,
     browser.click("Same by command")
     assert f"geminga admin namespaces set-message-ttl {tenant}/us --messageTTL 3600" in browser.text
     browser.click("Set")
-    eventually(lambda: re.search(r"3600\s+namespace", browser.text), 20)
+    eventually(lambda: re.search(r"3600\s+namespace", browser.text))
     assert get(own, f"/admin/v2/namespaces/{tenant}/us/messageTTL") == 3600
     browser.run(change, "messageTTL", 1)
     browser.see("Afterwards the value of the broker is in force: 0.")
     browser.click("Remove")
-    browser.see("No policy is set", 20)
+    browser.see("No policy is set")
     topic = f"persistent://{tenant}/us/orders"
     client.subscribe(topic, "billing").close()
     producer = client.create_producer(topic)
     for _ in range(7):
         producer.send(b"x")
     producer.close()
-    eventually(lambda: browser.one(".tile:nth-child(3) .figure").text == "7", 15)      # without a reload
+    eventually(lambda: browser.one(".tile:nth-child(3) .figure").text == "7")      # without a reload
     browser.click("Set a property")
     browser.fill("dialog [name=key]", "team")
     browser.fill("dialog [name=value]", HOSTILE[:-1])
@@ -122,9 +122,9 @@ def test_a_namespace_with_topics_says_what_goes_with_it(browser, own, client, te
     browser.click("Delete the namespace")
     browser.see("tick the field above")
     browser.one("dialog [name=force]").click()
-    eventually(lambda: browser.run("return !document.querySelector('dialog [data-confirm]').disabled"), 10)
+    eventually(lambda: browser.run("return !document.querySelector('dialog [data-confirm]').disabled"))
     browser.click("Delete")
-    eventually(lambda: browser.url.endswith(f"/console/tenants/{tenant}"), 10)
+    eventually(lambda: browser.url.endswith(f"/console/tenants/{tenant}"))
     assert get(own, f"/admin/v2/namespaces/{tenant}") == []
     done(own, "DELETE", f"/admin/v2/brokers/configuration/{name}")
 

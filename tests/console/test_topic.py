@@ -34,7 +34,7 @@ def open_topic(browser, own, topic, more=""):
 def confirm(browser, button):
     """Confirm the dialog, and wait until it is done."""
     browser.click(button)
-    eventually(lambda: not browser.all("dialog[open]"), 20, browser.text)
+    eventually(lambda: not browser.all("dialog[open]"), what=browser.text)
 
 
 @pytest.fixture
@@ -64,17 +64,17 @@ def test_clients_of_a_topic_are_shown_and_its_curves_are_kept(browser, own, clie
     for _ in range(5):
         producer.send(b"message")
     shown = eventually(lambda: text if "till-1" in (text := browser.text) and re.search(r"billing\s+Shared\s+5", text)
-                       else "", 20)
+                       else "")
     assert shown.count("Pulsar-CPP-v") == 2, "the library of both"
     row = next(row.text for row in browser.all("section[aria-labelledby=consumers] tbody tr") if "eager" in row.text)
     assert re.search(r"127\.0\.0\.1:\d+", row) and "5" in row, row
     points = "return document.querySelector('polyline').getAttribute('points').split(' ').length"
-    eventually(lambda: browser.run(points) >= 3, 20)
+    eventually(lambda: browser.run(points) >= 3)
     browser.driver.refresh()
-    eventually(lambda: browser.run(points) >= 3, 10, "the samples of before are there")
+    eventually(lambda: browser.run(points) >= 3, what="the samples of before are there")
     consumer.close()
     producer.close()
-    browser.see("No consumer is connected.", 20)
+    browser.see("No consumer is connected.")
 
 
 def test_storage_is_shown_by_ledger(browser, own, filled):
@@ -100,7 +100,7 @@ def test_who_deletes_a_topic_does_not_see_its_page_gone(browser, own):
     browser.click("Delete")
     browser.see("The topic is deleted, with its policies and schemas.")
     browser.click("Delete")
-    eventually(lambda: browser.url.endswith("/console/topics"), 60)      # and the browser has met no 404
+    eventually(lambda: browser.url.endswith("/console/topics"))      # and the browser has met no 404
 
 
 def test_a_topic_with_an_odd_name_keeps_its_page_up_to_date(browser, own, client):
@@ -109,16 +109,16 @@ def test_a_topic_with_an_odd_name_keeps_its_page_up_to_date(browser, own, client
     open_topic(browser, own, topic)
     browser.see("There is no subscription")
     rest(own, "PUT", f"/admin/v2/{path_of(topic)}/subscription/{quote('<b>sub‮', safe='')}")
-    browser.see("<b>sub\\u202e", 20)
+    browser.see("<b>sub\\u202e")
     browser.click("Unload")
     browser.see("Nothing is lost.")
     confirm(browser, "Unload")
-    browser.see("<b>sub\\u202e", 20)
+    browser.see("<b>sub\\u202e")
     browser.click("Delete")
     browser.one("#field-force").click()
     browser.see("One subscription ends.")
     browser.click("Delete")
-    eventually(lambda: browser.url.endswith("/console/topics"), 20)
+    eventually(lambda: browser.url.endswith("/console/topics"))
     rest(own, "GET", f"/admin/v2/{path_of(topic)}/stats", expected=(404,))
 
 
@@ -126,7 +126,7 @@ def test_partitions_are_shown_and_added(browser, own, client):
     topic = partitioned_topic(own.http_url, 3)
     consumer = client.subscribe(topic, "all", consumer_name="wide")
     open_topic(browser, own, topic)
-    browser.see("3 of 3 are loaded.", 20)
+    browser.see("3 of 3 are loaded.")
     [row] = browser.all("section[aria-labelledby=consumers] tbody tr")
     assert row.text.startswith("wide 3 partitions active all 127.0.0.1:"), row.text
     browser.click("Create missing partitions")
@@ -138,10 +138,10 @@ def test_partitions_are_shown_and_added(browser, own, client):
     browser.fill("#field-partitions", "5")
     browser.see("2 partitions are added, so that there are 5.")
     confirm(browser, "Add partitions")
-    browser.see("of 5 are loaded.", 20)
+    browser.see("of 5 are loaded.")
     assert rest(own, "GET", f"/admin/v2/{path_of(topic)}/partitions")["partitions"] == 5
     browser.one("section[aria-labelledby=partitions] tbody a").click()
-    eventually(lambda: browser.url.endswith("-partition-0"), 10)
+    eventually(lambda: browser.url.endswith("-partition-0"))
     browser.see("partition")
     assert topic.rpartition("/")[2] in browser.one(".way").text
     consumer.close()
@@ -154,14 +154,14 @@ def test_messages_are_deleted_and_the_topic_terminated(browser, own, filled):
     browser.see("Of these, 10 are in the backlog")
     confirm(browser, "Delete all messages")
     stats = f"/admin/v2/{path_of(filled)}/stats"
-    eventually(lambda: rest(own, "GET", stats)["subscriptions"]["billing"]["msgBacklog"] == 0, 20)
+    eventually(lambda: rest(own, "GET", stats)["subscriptions"]["billing"]["msgBacklog"] == 0)
     browser.click("Trim")
     browser.see("Ledgers are deleted that no subscription needs")
     confirm(browser, "Trim")
     browser.click("Terminate")
     browser.see("Nobody can publish any more, for ever")
     confirm(browser, "Terminate")
-    browser.see("terminated", 20)
+    browser.see("terminated")
     assert rest(own, "GET", f"/admin/v2/{path_of(filled)}/internalStats")["state"] == "Terminated"
 
 
@@ -171,8 +171,8 @@ def test_a_topic_is_compacted(browser, own, filled):
     browser.click("Compact")
     browser.see("a view with the newest message of each key is made")
     confirm(browser, "Compact")
-    eventually(lambda: rest(own, "GET", f"/admin/v2/{path_of(filled)}/compaction")["status"] != "NOT_RUN", 20)
-    eventually(lambda: re.search(r"State\s+(running|done|failed)", browser.text), 20)
+    eventually(lambda: rest(own, "GET", f"/admin/v2/{path_of(filled)}/compaction")["status"] != "NOT_RUN")
+    eventually(lambda: re.search(r"State\s+(running|done|failed)", browser.text))
 
 
 def test_policies_show_their_origin_are_changed_and_removed(browser, own):
@@ -195,11 +195,11 @@ def test_policies_show_their_origin_are_changed_and_removed(browser, own):
     browser.click("Same by command")
     assert f"geminga admin topicPolicies set-message-ttl public/{name}/orders --ttl 60" in browser.text
     confirm(browser, "Set")
-    eventually(lambda: re.search(r"60\s+topic", browser.text), 20)
+    eventually(lambda: re.search(r"60\s+topic", browser.text))
     browser.run(change, "messageTTL", 1)
     browser.see("Afterwards the value of the namespace is in force: 600.")
     confirm(browser, "Remove")
-    eventually(lambda: re.search(r"600\s+namespace", browser.text), 20)
+    eventually(lambda: re.search(r"600\s+namespace", browser.text))
     browser.run("document.querySelector('details.more').open = true")
     browser.run(change, "retention", 0)
     browser.fill("#field-retentionTimeInMinutes", "10")
@@ -218,7 +218,7 @@ def test_schemas_are_uploaded_compared_and_deleted(browser, own, topic):
     browser.fill("#field-schema", json.dumps(AVRO))
     browser.see("The topic has 0 versions.")
     confirm(browser, "Upload a schema")
-    browser.see("one version: AVRO", 20)
+    browser.see("one version: AVRO")
     schemas = f"/admin/v2/schemas/{path_of(topic).partition('/')[2]}"
     wider = {"type": "AVRO", "schema": json.dumps(AVRO | {"fields": [*AVRO["fields"], NOTE]}), "properties": {}}
     rest(own, "POST", f"{schemas}/schema", wider)
@@ -236,7 +236,7 @@ def test_schemas_are_uploaded_compared_and_deleted(browser, own, topic):
     browser.click("Delete the schema")
     browser.see("All 2 versions are deleted.")
     confirm(browser, "Delete the schema")
-    browser.see("There is no schema", 20)
+    browser.see("There is no schema")
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def delayed(topic, client):
 
 def test_delayed_messages_are_cancelled_and_rescheduled(browser, own, delayed):
     open_topic(browser, own, delayed)
-    browser.see("3 entries wait for their time", 20)
+    browser.see("3 entries wait for their time")
     assert len(browser.all(".histogram rect.bar")) == 3
     browser.click("See each, cancel and reschedule")
     browser.see("Reschedule")
@@ -264,18 +264,18 @@ def test_delayed_messages_are_cancelled_and_rescheduled(browser, own, delayed):
     browser.fill("#field-at", "2033-01-31T12:00:00Z")
     browser.see("The message is delivered at 2033-01-31T12:00:00.000Z instead of")
     confirm(browser, "Reschedule")
-    eventually(lambda: "2033-01-31T12:00:00Z" in browser.text, 20)
+    eventually(lambda: "2033-01-31T12:00:00Z" in browser.text)
     browser.click("Cancel it")
     browser.see("is not delivered to any subscription.")
     browser.click("Same by command")
     assert f"geminga admin delayed cancel {delayed.removeprefix('persistent://')} {rows[1]}" in browser.text
     confirm(browser, "Cancel it")
-    browser.see("2 entries wait for their time", 20)
+    browser.see("2 entries wait for their time")
     told = rest(own, "GET", f"/ops/v1/delayed/{path_of(delayed)}?by=message")
     assert [row["id"] for row in told["rows"]] == [rows[2], rows[0]]
     browser.fill("main form.filter input[name=from]", "2032-01-01T00:00:00Z")
     browser.click("Show")
-    eventually(lambda: len(browser.all("main > .wide tbody tr")) == 1, 10)
+    eventually(lambda: len(browser.all("main > .wide tbody tr")) == 1)
 
 
 def test_delayed_messages_of_all_topics_are_added(browser, own, client, delayed):
@@ -287,11 +287,11 @@ def test_delayed_messages_of_all_topics_are_added(browser, own, client, delayed)
     browser.open(f"{own.http_url}/console/delayed")
     name = delayed.removeprefix("persistent://")
     eventually(lambda: re.search(rf"{re.escape(name)}\s+3\s", browser.text)
-               and re.search(rf"{re.escape(other.removeprefix('persistent://'))}\s+1\s", browser.text), 30)
+               and re.search(rf"{re.escape(other.removeprefix('persistent://'))}\s+1\s", browser.text))
     told = int(re.search(r"(\d+) entries wait for their time in \d+ topics", browser.text)[1])
     assert told >= 4
     browser.run("document.querySelector('details').open = true")
-    eventually(lambda: sum(int(cell.text) for cell in browser.all("details td.number")) >= 4, 10)
+    eventually(lambda: sum(int(cell.text) for cell in browser.all("details td.number")) >= 4)
     browser.click(name)
     browser.see("Cancel it")
 
@@ -300,5 +300,5 @@ def test_a_topic_that_is_deleted_under_its_open_page_says_so(browser, own, topic
     open_topic(browser, own, topic)
     browser.see("There is no subscription")
     rest(own, "DELETE", f"/admin/v2/{path_of(topic)}")
-    browser.see("There is nothing here", 20)
+    browser.see("There is nothing here")
     browser.problems()      # the page is answered with 404

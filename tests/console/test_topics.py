@@ -37,7 +37,7 @@ def put(own, path, body=None, domain="persistent"):
 
 def open_table(browser, own, query=""):
     browser.open(f"{own.http_url}/console/topics{query}")
-    eventually(lambda: browser.run("return 'rowsReady' in document.documentElement.dataset"), 60)
+    eventually(lambda: browser.run("return 'rowsReady' in document.documentElement.dataset"))
 
 
 def names(browser):
@@ -58,11 +58,11 @@ def test_the_last_of_10_000_topics_is_reached_by_scrolling(browser, own):
     browser.see(f"{MANY:,} topics and partitions")
     assert browser.run("return document.querySelector('.rows table').getAttribute('aria-rowcount')") == str(MANY + 1)
     browser.run("document.querySelector('.rows').scrollTop = 1e9")
-    eventually(lambda: "public/default/many-partition-9999" in names(browser), 60)
+    eventually(lambda: "public/default/many-partition-9999" in names(browser))
     assert browser.run("return document.querySelectorAll('.rows tbody tr').length") < 500, "the others are not there"
     browser.run("const box = document.querySelector('.rows'); box.scrollTop = box.scrollHeight / 2")
     middle = sorted(f"public/default/many-partition-{n}" for n in range(MANY))[MANY // 2]
-    eventually(lambda: middle in names(browser), 60)
+    eventually(lambda: middle in names(browser))
     row = browser.run("""return [...document.querySelectorAll('.rows tr[aria-rowindex]')]
         .find((row) => row.innerText.includes(arguments[0])).getAttribute('aria-rowindex')""", middle)
     assert row == str(MANY // 2 + 2), "the heading is the first row"
@@ -83,7 +83,7 @@ def test_scrolling_through_all_topics_does_not_hold_the_page_up(browser, own):
         });""")
     frames.sort()
     assert frames[len(frames) // 2] < 100, frames[-10:]
-    eventually(lambda: "public/default/many-partition-9999" in names(browser), 60)
+    eventually(lambda: "public/default/many-partition-9999" in names(browser))
 
 
 def test_topics_are_sorted_both_ways_without_a_new_page(browser, own, client):
@@ -95,14 +95,14 @@ def test_topics_are_sorted_both_ways_without_a_new_page(browser, own, client):
     open_table(browser, own)
     browser.run("window.stayed = true")
     browser.click("Backlog")
-    eventually(lambda: names(browser)[:1] == [busy.removeprefix("persistent://")], 60)
+    eventually(lambda: names(browser)[:1] == [busy.removeprefix("persistent://")])
     assert "25" in browser.one(".rows tbody tr[aria-rowindex='2']").text
     assert [th.text for th in browser.all(".rows th[aria-sort='descending']")] == ["Backlog"]
     browser.click("Topic")
-    eventually(lambda: browser.all(".rows th[aria-sort='ascending']"), 60)
+    eventually(lambda: browser.all(".rows th[aria-sort='ascending']"))
     first = names(browser)[0]
     browser.click("Topic")
-    eventually(lambda: browser.all(".rows th[aria-sort='descending']") and names(browser)[0] != first, 60)
+    eventually(lambda: browser.all(".rows th[aria-sort='descending']") and names(browser)[0] != first)
     assert "sort=topic" in browser.url and "reverse=true" in browser.url
     assert browser.run("return window.stayed")
     producer.close()
@@ -112,10 +112,10 @@ def test_typing_finds_topics_at_once(browser, own):
     open_table(browser, own)
     browser.run("window.stayed = true")
     browser.fill("form[data-narrows] input[name=match]", "lonely")
-    eventually(lambda: names(browser) == ["public/default/lonely"], 60)
+    eventually(lambda: names(browser) == ["public/default/lonely"])
     browser.see("One topic or partition")
     browser.fill("form[data-narrows] input[name=match]", "many-partition-999?")
-    eventually(lambda: len(names(browser)) == 10, 60)
+    eventually(lambda: len(names(browser)) == 10)
     assert "match=many-partition-999" in browser.url and browser.run("return window.stayed")
     assert browser.run("return document.activeElement.name") == "match"
 
@@ -128,14 +128,14 @@ def test_topics_are_narrowed_by_tenant_namespace_and_state(browser, own):
     put(own, "acme/eu/live", domain="non-persistent")
     open_table(browser, own)
     browser.choose("select[name=tenant]", "acme")
-    eventually(lambda: names(browser) == ["acme/eu/live non-persistent", "acme/eu/orders"], 60)
+    eventually(lambda: names(browser) == ["acme/eu/live non-persistent", "acme/eu/orders"])
     browser.choose("select[name=namespace]", "eu")
-    eventually(lambda: "namespace=eu" in browser.url, 60)
+    eventually(lambda: "namespace=eu" in browser.url)
     browser.choose("select[name=state]", "non-persistent")
-    eventually(lambda: names(browser) == ["acme/eu/live non-persistent"], 60)
+    eventually(lambda: names(browser) == ["acme/eu/live non-persistent"])
     browser.choose("select[name=tenant]", "All")
     browser.choose("select[name=state]", "not loaded")
-    eventually(lambda: "public/default/lonely" in names(browser) or len(names(browser)) > 5, 60)
+    eventually(lambda: "public/default/lonely" in names(browser) or len(names(browser)) > 5)
     browser.see("not loaded")
     assert len(browser.all(".rows tbody td.idle")) == len(browser.all(".rows tbody tr[aria-rowindex]"))
 
@@ -150,13 +150,13 @@ def test_the_table_is_used_by_keyboard_alone(browser, own):
         reached.append(browser.run("return document.activeElement.outerHTML.slice(0, 100)"))
     assert focused(browser) == names_[0], reached
     browser.press("ARROW_DOWN")
-    eventually(lambda: focused(browser) == names_[1], 60)
+    eventually(lambda: focused(browser) == names_[1])
     browser.press("END")
-    eventually(lambda: focused(browser) == names_[-1], 60)
+    eventually(lambda: focused(browser) == names_[-1])
     browser.press("PAGE_UP")
-    eventually(lambda: focused(browser) in names_[-60:-5], 60)
+    eventually(lambda: focused(browser) in names_[-60:-5])
     browser.press("HOME")
-    eventually(lambda: focused(browser) == names_[0], 60)
+    eventually(lambda: focused(browser) == names_[0])
     browser.press("ARROW_RIGHT")
     assert browser.run("return document.activeElement.textContent") == "Delete"
     browser.press("ARROW_LEFT")
@@ -177,21 +177,21 @@ def test_a_key_reaches_the_last_row_although_the_broker_is_busy(browser, own):
         };
         document.querySelector('.rows tbody a').focus();""")
     browser.press("END")
-    eventually(lambda: focused(browser) == sorted_names()[-1], 60)
+    eventually(lambda: focused(browser) == sorted_names()[-1])
     browser.press("HOME")
-    eventually(lambda: focused(browser).endswith("many-partition-0"), 60)
+    eventually(lambda: focused(browser).endswith("many-partition-0"))
 
 
 def test_the_way_back_from_a_topic_ends_where_it_began(browser, own):
     open_table(browser, own, "?match=many*")
     browser.run("document.querySelector('.rows').scrollTop = 60_000")
-    eventually(lambda: names(browser), 60)
+    eventually(lambda: names(browser))
     place = names(browser)[3]
     browser.run("""[...document.querySelectorAll('.rows tbody a')]
         .find((link) => link.innerText === arguments[0]).click()""", place)
     browser.see("partition")
     browser.run("history.back()")
-    eventually(lambda: place in names(browser), 60)
+    eventually(lambda: place in names(browser))
 
 
 def test_hostile_names_are_shown_as_they_are(browser, own):
@@ -199,7 +199,7 @@ def test_hostile_names_are_shown_as_they_are(browser, own):
         open_table(browser, own, "?" + "match=" + quote(name.replace("‮", "") if "‮" in name else
                                                         name.replace("*", "?").replace("[", "?"), safe=""))
         shown = f"public/default/{name}".replace("‮", "\\u202e")
-        eventually(lambda shown=shown: shown in names(browser), 60, shown)
+        eventually(lambda shown=shown: shown in names(browser), what=shown)
         browser.click(shown)
         browser.see("There is no subscription")
         assert shown.removeprefix("public/default/") in browser.one("h1").text
@@ -218,7 +218,7 @@ def test_a_topic_is_created_and_deleted(browser, own):
     assert "geminga admin topics create-partitioned-topic non-persistent://public/default/made -p 3" in browser.text
     assert "PUT /admin/v2/non-persistent/public/default/made/partitions" in browser.text
     browser.click("Create")
-    eventually(lambda: browser.url.endswith("/console/topics/non-persistent/public/default/made"), 60)
+    eventually(lambda: browser.url.endswith("/console/topics/non-persistent/public/default/made"))
     browser.see("3 partitions")
     open_table(browser, own, "?match=made")
     browser.see("3 topics and partitions")
@@ -246,7 +246,7 @@ def test_deleting_a_used_topic_has_to_be_meant(browser, own, client):
     consumer.close()
     producer.close()      # else they would have the topic created again
     browser.click("Delete")
-    browser.see("0 topics and partitions", 30)
+    browser.see("0 topics and partitions")
     assert request("GET", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/stats")[0] == 404
 
 
@@ -255,9 +255,9 @@ def test_the_table_of_subscriptions_finds_one_by_its_name(browser, own, client):
     for name in ("billing", "audit", "<b>bold"):
         client.subscribe(topic, name).close()
     browser.open(f"{own.http_url}/console/subscriptions?match={topic.rpartition('/')[2]}")
-    eventually(lambda: len(names(browser)) == 3, 15)
+    eventually(lambda: len(names(browser)) == 3)
     browser.fill("form[data-narrows] input[name=subscription]", "bold")
-    eventually(lambda: names(browser) == ["<b>bold"], 60)
+    eventually(lambda: names(browser) == ["<b>bold"])
     assert browser.one(".rows tbody th a").get_attribute("href").endswith("/subscriptions/%3Cb%3Ebold")
     browser.click("Same by command")
     browser.see("geminga subscriptions ")
@@ -266,8 +266,8 @@ def test_the_table_of_subscriptions_finds_one_by_its_name(browser, own, client):
 def test_the_table_says_that_the_broker_is_away_and_goes_on_after_it(browser, own):
     open_table(browser, own, "?match=lonely")
     own.stop()
-    browser.see("The broker does not answer.", 60)
+    browser.see("The broker does not answer.")
     own.start()
-    eventually(lambda: "The broker does not answer." not in browser.text, 30)
+    eventually(lambda: "The broker does not answer." not in browser.text)
     assert names(browser) == ["public/default/lonely"]
     browser.problems()      # requests that failed meanwhile

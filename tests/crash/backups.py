@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pulsar
 
-from ..harness import COMMAND, Broker
+from ..harness import COMMAND, HANG_MS, Broker
 
 TOPICS, BATCH, HELD = 4, 20, 30
 PAUSE_S = 4.0                # at most, between two kills, and two backups
-PATIENCE_MS = 60_000
+PATIENCE_MS = HANG_MS
 CONFIGURATION = """
 [network]
 max_message_size = 100_000

@@ -19,14 +19,14 @@ import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import Broker, eventually, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, unique_topic
 from ..proto.client_frames import entry_of, message_metadata, send
 from .promises import Place, Promises
 from .traffic import GoingOn, Publisher, Subscriber, read
 
 CONSUMERS, LEFT_EACH = 2, 500      # consumers; of so many messages one is never acknowledged
 SOON_MS, MONTH_MS = 2_000, 30 * 24 * 3_600_000
-PATIENCE = 120                     # seconds for what takes a few
+PATIENCE = HANG_SECONDS
 
 
 class Delays(Promises):

@@ -40,9 +40,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..harness import HANG_SECONDS
+
 PAGE, SECTOR = 4096, 512
 ZEROS = bytes(PAGE)
-SECONDS = 10
+SECONDS = HANG_SECONDS
 _WRITE_MAX = 1 << 20
 _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pulsar
 
-from ..harness import Broker, Stopwatch, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, Stopwatch, eventually, request, unique_topic
 
 MIB = 1 << 20
 SIZES = {"ext4": 96, "xfs": 320, "tmpfs": 96}      # MiB; xfs makes none that is smaller
@@ -36,7 +36,7 @@ QUIET_SECONDS = 2         # without a receipt: publishing has stopped
 PAUSE_SECONDS = 0.2       # between rounds of what has to go on
 GREEDY_SECONDS = 4        # for so long somebody else takes every byte that there is
 BACK_SECONDS = 2          # promised
-SECONDS = 60              # for what should take far less
+SECONDS = HANG_SECONDS
 CONFIG = """workers = 2
 owners = 2
 [storage]

@@ -76,7 +76,7 @@ class Round(rounds.Round):
 
         thread = threading.Thread(target=start)
         thread.start()
-        eventually(lambda: self.broker.is_there or not thread.is_alive(), 60, "a process")
+        eventually(lambda: self.broker.is_there or not thread.is_alive(), what="a process")
         thread.join(self.chance.uniform(0.1, 0.8))
         if self.broker.is_there:
             self._power_off()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
 from . import full
 
-SECONDS = 20
+SECONDS = HANG_SECONDS
 DESCRIPTORS, TOPICS = 256, 150      # a topic takes six of the owner's and the worker's, if nobody minds
 
 

@@ -13,7 +13,7 @@ from geminga.storage.offline import verify
 from geminga.storage.offline.findings import Severity
 from geminga.storage.runtime.routing import owner_of
 
-from ..harness import COMMAND, eventually, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, unique_topic
 from ..storage.files import flip
 
 OWNERS = 2
@@ -53,7 +53,7 @@ def traffic(client, topics, seed):
                 for _ in range(100):
                     producer.send_async(b"." * chance.choice((10, 100, 1_000, 20_000)), lambda *_: None)
                 producer.flush()
-                held += [consumer.receive(5_000) for _ in range(100)]
+                held += [consumer.receive(HANG_MS) for _ in range(100)]
                 chance.shuffle(held)
                 for message in held[20:]:
                     consumer.acknowledge(message)
@@ -80,7 +80,7 @@ def test_a_folder_that_is_served_under_load_is_silent(broker, connect, seed):
     with traffic(connect(broker.service_url), topics, seed) as counts:
         for number in range(1, 11):
             assert [str(found) for found in verify.walk(broker.data_dir)] == []
-            eventually(lambda least=number * 300: min(counts.values()) >= least, 30)
+            eventually(lambda least=number * 300: min(counts.values()) >= least)
     broker.kill_supervisor()
     assert [str(found) for found in verify.walk(broker.data_dir) if found.severity] == []
     broker.start()
@@ -101,11 +101,11 @@ def test_damage_of_a_folder_that_is_served_is_found_and_not_repaired(broker, con
     with traffic(client, [busy], seed):
         flip(ledger, ledger.read_bytes().index(b"Q" * 100) + 50)
         # once a checkpoint of their owner has counted them
-        [found] = eventually(lambda: list(verify.walk(broker.data_dir)), 120)
+        [found] = eventually(lambda: list(verify.walk(broker.data_dir)))
         assert (found.severity, found.path, found.entries) == (Severity.LOSS, ledger, 1) and "sub" in found.consequence
         for more, status in ((), 4), (("--repair",), 5):
             done = subprocess.run([COMMAND[0], "verify", *more, broker.data_dir], capture_output=True, text=True,
-                                  timeout=60, check=False)
+                                  timeout=HANG_SECONDS, check=False)
             assert done.returncode == status
     assert (done.stdout, done.stderr.count("\n")) == ("", 1) and "served" in done.stderr
     assert not (broker.data_dir / "damaged").exists()

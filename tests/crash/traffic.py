@@ -15,14 +15,14 @@ import pulsar
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
 
-from ..harness import Broker, eventually, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Closed, Peer
 from .promises import Place, Promises, body, number_of
 
 WINDOW = 500          # messages published and not receipted
 BURST = 50            # messages, or permits, that are written at once
-SECONDS = 30          # for what should take far less, on a busy machine
+SECONDS = HANG_SECONDS
 HELD = 40             # messages that wait for their acknowledgement, which goes in random order
 KEYS = 7
 LAST = b"the last"

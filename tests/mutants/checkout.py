@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from ..harness import HANG_SECONDS
 from .bugs import ROOT
 
 COMMAND = "#!{python}\nimport sys\nfrom geminga.supervisor.main import main\nsys.exit(main())\n"
@@ -107,4 +108,4 @@ def _end(process: subprocess.Popen) -> None:
             each.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(there[1:], timeout=10)
+    psutil.wait_procs(there[1:], timeout=HANG_SECONDS)

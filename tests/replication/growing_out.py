@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pulsar
 
-from ..harness import eventually, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, unique_topic
 
 Ask = Callable[..., object]      # (method, path below /admin/v2, body)
 NAMESPACE = "public/growing"
@@ -36,7 +36,7 @@ def move_while_used(client: pulsar.Client, old: tuple[str, Ask], url: str, told:
             producer.send(b"%d" % number)
             if number == count // 2:
                 half_way.set()
-                may_go_on.wait(90)
+                may_go_on.wait(HANG_SECONDS)
 
     publishing = threading.Thread(target=publish)
     publishing.start()
@@ -44,18 +44,18 @@ def move_while_used(client: pulsar.Client, old: tuple[str, Ask], url: str, told:
 
     def take(number: int) -> None:
         while number not in found[-1:]:
-            message = consumer.receive(60_000)
+            message = consumer.receive(HANG_MS)
             consumer.acknowledge(message)
             found.append(int(message.data()))
 
     take(count // 2)
-    assert half_way.wait(60)
-    eventually(lambda: told(topic), 90, "the other cluster is told of the subscription")
+    assert half_way.wait(HANG_SECONDS)
+    eventually(lambda: told(topic), what="the other cluster is told of the subscription")
     ask("POST", f"clusters/{name}/migrate?migrated=false", {"serviceUrl": "http://unused", "brokerServiceUrl": url})
     ask("POST", f"namespaces/{NAMESPACE}/migration", True)
     may_go_on.set()
     take(count - 1)
-    publishing.join(60)
+    publishing.join(HANG_SECONDS)
     assert not publishing.is_alive()
     consumer.close()
     producer.close()

@@ -42,18 +42,18 @@ def test_tls_and_a_token_of_a_file_which_is_read_again(replication, secure, tmp_
     assert (connect.auth_method_name, connect.auth_data) == ("token", b"first")
     token.write_text("second\n")
     secure.far.visitors[-1].tell(T.AUTH_CHALLENGE)
-    eventually(lambda: secure.far.commands(T.AUTH_RESPONSE), 20)
+    eventually(lambda: secure.far.commands(T.AUTH_RESPONSE))
     response = secure.far.commands(T.AUTH_RESPONSE)[0].authResponse.response
     assert (response.auth_method_name, response.auth_data) == ("token", b"second")
     secure.far.hang_up()
-    eventually(lambda: secure.far.commands(T.CONNECT)[-1].connect.auth_data == b"second", 20)
+    eventually(lambda: secure.far.commands(T.CONNECT)[-1].connect.auth_data == b"second")
 
 
 def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(replication, secure):
     secure.keep("strange")
     topic = replication.topic("strange")
     replication.publish(topic, numbered(5))
-    eventually(lambda: "its certificate is not to be trusted" in replication.link("strange")["error"], 20)
+    eventually(lambda: "its certificate is not to be trusted" in replication.link("strange")["error"])
     assert not secure.far.commands(T.CONNECT)
     secure.keep("strange", tlsAllowInsecureConnection=True)
     arrive(secure.far, topic, numbered(5))
@@ -65,7 +65,7 @@ def test_a_file_that_a_record_names_is_awaited(replication, secure, tmp_path):
                 authenticationParameters=f"file:{token}")
     topic = replication.topic("late")
     why = f"the cluster's record: authenticationParameters: {token}: No such file or directory"
-    eventually(lambda: replication.link("late")["error"] == why, 20)
+    eventually(lambda: replication.link("late")["error"] == why)
     token.write_text("here")
     replication.publish(topic, numbered(5))
     arrive(secure.far, topic, numbered(5))
@@ -82,7 +82,7 @@ def test_credentials_that_are_refused_are_told(replication):
     far.on_command = refuse
     replication.know(name, far.url)
     replication.topic(name)
-    error = eventually(lambda: "Auth" in (error := replication.link(name)["error"]) and error, 20)
+    error = eventually(lambda: "Auth" in (error := replication.link(name)["error"]) and error)
     assert error.endswith("AuthenticationError: no token")
 
 

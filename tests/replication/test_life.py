@@ -17,7 +17,7 @@ def test_a_remote_that_is_away_costs_few_tries_and_is_told_once(replication):
     topics = [replication.topic(name) for _ in range(5)]
     for topic in topics:
         replication.publish(topic, numbered(10))
-    link = eventually(lambda: (link := replication.link(name)).get("error") and link, 20)
+    link = eventually(lambda: (link := replication.link(name)).get("error") and link)
     assert "Connection refused" in link["error"] and not link["connected"] and link["downSince"]
     told = replication.figures(topics[0], name)
     assert not told["connected"] and "Connection refused" in told["lastError"] and told["replicationBacklog"] == 10
@@ -38,7 +38,7 @@ def test_an_address_that_is_no_name_is_the_remotes_fault(replication, url):
     name, _ = replication.far(is_known=False)
     replication.know(name, url)
     replication.publish(replication.topic(name), numbered(1))
-    link = eventually(lambda: (link := replication.link(name)).get("error") and link, 20)
+    link = eventually(lambda: (link := replication.link(name)).get("error") and link)
     assert not link["connected"] and "this broker's own" not in link["error"]
     assert "G290" not in replication.broker.log()
 
@@ -56,7 +56,7 @@ def test_a_broken_address_in_a_remotes_answer_is_the_remotes_fault(replication):
     far.on_command = answer
     topic = replication.topic(name)
     replication.publish(topic, numbered(1))
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("error") and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("error") and lane)
     assert "the remote names 'pulsar://[::1:6650', which is no address" in lane["error"]
     assert "G290" not in replication.broker.log()
 
@@ -72,12 +72,12 @@ def test_kills_at_any_moment_lose_nothing_and_send_nothing_twice(replication):
             replication.publish(topic, numbered(1_500, sent), block_if_queue_full=True)
         sent += 1_500
         wanted = sent - dice.randrange(1_400)
-        eventually(lambda: len(far.stored(topics[0])) >= wanted, 60)      # noqa: B023 - called in this round
+        eventually(lambda: len(far.stored(topics[0])) >= wanted)      # noqa: B023 - called in this round
         pid = replication.broker.kill(victim)
-        replication.broker.wait_replaced(victim, 0, pid, 60)
+        replication.broker.wait_replaced(victim, 0, pid)
     for topic in topics:
         arrive(far, topic, numbered(sent), 60)
-        eventually(lambda: replication.backlog(topic, name) == 0, 20)      # noqa: B023 - likewise
+        eventually(lambda: replication.backlog(topic, name) == 0)      # noqa: B023 - likewise
     for topic in topics:
         positions = [one.position for one in far.stored(topic)]
         assert positions == sorted(set(positions))
@@ -88,9 +88,9 @@ def test_what_was_acknowledged_is_not_sent_again_after_a_kill(replication):
     topic = replication.topic(name)
     replication.publish(topic, numbered(500))
     arrive(far, topic, numbered(500))
-    eventually(lambda: replication.backlog(topic, name) == 0, 20)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     pid = replication.broker.kill("replicator")
-    replication.broker.wait_replaced("replicator", 0, pid, 30)
+    replication.broker.wait_replaced("replicator", 0, pid)
     replication.publish(topic, numbered(10, 500))
     arrive(far, topic, numbered(510))
     assert far.duplicates == 0

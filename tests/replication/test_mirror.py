@@ -8,7 +8,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, request, unique_topic
 from . import growing_out
 
 NAMES = "west", "east"
@@ -89,7 +89,7 @@ def payloads_of(consumer: pulsar.Consumer, count: int) -> list[bytes]:
     found: dict[tuple[int, int, int, int], bytes] = {}
     while True:
         try:
-            message = consumer.receive(60_000 if len(found) < count else 300)
+            message = consumer.receive(HANG_MS if len(found) < count else 300)
         except pulsar.Timeout:
             break
         at = message.message_id()
@@ -115,7 +115,7 @@ def test_messages_go_both_ways_and_not_round(sites):
     for site in sites:
         site.publish(topic, [b"%s %d" % (site.name.encode(), number) for number in range(500)], batching_enabled=True)
     for site in sites:
-        eventually(lambda: site.waits(topic) == 0, 60)      # noqa: B023 - called in this round
+        eventually(lambda: site.waits(topic) == 0)      # noqa: B023 - called in this round
     assert [by_name(payloads_of(consumers[site], 1_000)) for site in sites] == [everything(500)] * 2
 
 
@@ -132,7 +132,7 @@ def test_partitions_are_made_at_the_other_site(sites):
     topic = unique_topic("parts")
     west.ask("PUT", f"{topic.replace('://', '/')}/partitions", 3)
     west.publish(topic, [b"%d" % number for number in range(100)])
-    eventually(lambda: topic in json.loads(east.ask("GET", "persistent/public/default/partitioned")), 60)
+    eventually(lambda: topic in json.loads(east.ask("GET", "persistent/public/default/partitioned")))
     assert json.loads(east.ask("GET", f"{topic.replace('://', '/')}/partitions"))["partitions"] == 3
     assert sorted(payloads_of(east.consumer(topic), 100), key=int) == [b"%d" % number for number in range(100)]
 
@@ -145,9 +145,9 @@ def test_kills_on_both_sides_lose_nothing_and_store_nothing_twice(sites):
             site.publish(topic, [b"%s %d" % (site.name.encode(), 700 * number + each) for each in range(700)])
         site = dice.choice(sites)
         pid = site.broker.kill(victim)
-        site.broker.wait_replaced(victim, 0, pid, 60)
+        site.broker.wait_replaced(victim, 0, pid)
     for site in sites:
-        eventually(lambda: site.waits(topic) == 0, 120)      # noqa: B023 - called in this round
+        eventually(lambda: site.waits(topic) == 0)      # noqa: B023 - called in this round
     count = 700 * len(rounds)
     assert [by_name(payloads_of(consumers[site], 2 * count)) for site in sites] == [everything(count)] * 2
 
@@ -156,7 +156,7 @@ def take(consumer: pulsar.Consumer, wanted: set[bytes]) -> list[bytes]:
     """Consume until all of these messages have come, and return what has come."""
     found: list[bytes] = []
     while not wanted <= set(found):
-        message = consumer.receive(60_000)
+        message = consumer.receive(HANG_MS)
         consumer.acknowledge(message)
         found.append(message.data())
     return found
@@ -179,12 +179,12 @@ def test_a_consumer_that_moves_between_killed_sites_loses_nothing_and_sees_littl
         told = publish(f"{turn} told")
         found = take(consumer, told)
         assert set(found) <= told | late, "it sees what the other site had been told of"
-        eventually(lambda: there.backlog(topic) == 0, 90, "the other site is told")      # noqa: B023 - this round's
+        eventually(lambda: there.backlog(topic) == 0, what="the other site is told")      # noqa: B023 - this round's
         late = publish(f"{turn} late")
         assert set(take(consumer, late)) <= late
         consumer.close()
         victims = (at if is_here else there).broker
-        victims.wait_replaced(victim, 0, victims.kill(victim), 60)
+        victims.wait_replaced(victim, 0, victims.kill(victim))
         at, there = there, at
         consumer = at.consumer(topic, is_replicated=True)
 

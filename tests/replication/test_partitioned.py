@@ -97,7 +97,7 @@ def test_a_partitioned_topic_is_made_and_enlarged_there(replication, far_and_adm
     assert administration.requests[-1] == ("PUT", "createLocalTopicOnly=true", 3)
     assert len(administration.requests) == 2      # the first one failed
     assert request("POST", partitions_url(replication.broker.http_url, topic), b"4")[0] == 204
-    eventually(lambda: far.partitions[topic] == 4, 20, "the topic is enlarged there without a message")
+    eventually(lambda: far.partitions[topic] == 4, what="the topic is enlarged there without a message")
     set_clusters(replication.broker, topic, name, partitions=[3])
     replication.publish(f"{topic}-partition-3", numbered(5))
     arrive(far, f"{topic}-partition-3", numbered(5))
@@ -110,11 +110,11 @@ def test_a_cluster_that_says_it_has_enlarged_a_topic_is_looked_at(replication, f
     administration.is_five = True
     replication.know(name, far.url, serviceUrl=administration.url)
     topic = parted(replication, name, 1)
-    eventually(lambda: far.partitions.get(topic) == 1, 20, "the topic is made there")
+    eventually(lambda: far.partitions.get(topic) == 1, what="the topic is made there")
     request("PUT", f"{administration.url}/admin/v2/{topic.replace('://', '/')}/partitions", b"3")
     assert far.partitions[topic] == 1 and administration.bare
     assert request("POST", partitions_url(replication.broker.http_url, topic), b"3")[0] == 204
-    eventually(lambda: far.partitions[topic] == 3, 20, "the topic is enlarged there")
+    eventually(lambda: far.partitions[topic] == 3, what="the topic is enlarged there")
 
 
 def test_a_partitioned_topic_is_made_there_before_it_has_a_message(replication, far_and_administration):
@@ -123,12 +123,12 @@ def test_a_partitioned_topic_is_made_there_before_it_has_a_message(replication, 
     replication.know(name, far.url, serviceUrl=administration.url)
     before = partitioned_topic(replication.broker.http_url, 2)      # which is replicated later
     set_clusters(replication.broker, before, name, opens=False)
-    eventually(lambda: far.partitions.get(before) == 2, 20, "the topic is made there")
+    eventually(lambda: far.partitions.get(before) == 2, what="the topic is made there")
     administration.fails = 2
     with far.lock:
         del far.partitions[before]
     replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)
-    eventually(lambda: far.partitions.get(before) == 2, 20, "it is made after failures too")
+    eventually(lambda: far.partitions.get(before) == 2, what="it is made after failures too")
 
 
 def test_a_partitioned_topic_that_was_deleted_there_is_made_again_and_the_log_says_so(
@@ -143,8 +143,8 @@ def test_a_partitioned_topic_that_was_deleted_there_is_made_again_and_the_log_sa
         del far.partitions[topic]
     far.forget(part)
     replication.publish(part, numbered(5, 5))
-    eventually(lambda: far.partitions.get(topic) == 2, 20, "it is made again")
-    eventually(lambda: far.payloads(part)[-5:] == numbered(5, 5), 20, "what was published since is there")
+    eventually(lambda: far.partitions.get(topic) == 2, what="it is made again")
+    eventually(lambda: far.payloads(part)[-5:] == numbered(5, 5), what="what was published since is there")
     assert f"partitioned topic {topic} was deleted at cluster {name}" in replication.broker.log()
 
 
@@ -156,7 +156,7 @@ def test_what_stands_in_the_way_of_a_partitioned_topic_there_is_told_and_heals(r
     set_clusters(replication.broker, topic, name, partitions=range(2))
     part = f"{topic}-partition-0"
     replication.publish(part, numbered(5))
-    lane = eventually(lambda: (lane := replication.lane(part, name)).get("error") and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(part, name)).get("error") and lane)
     assert "is a topic without partitions there" in lane["error"] and "delete it there" in lane["error"]
     administration.plain.clear()
     replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)      # no minute
@@ -170,7 +170,7 @@ def test_an_address_that_leads_nowhere_is_the_remotes_fault(replication, far_and
     topic = partitioned_topic(replication.broker.http_url, 1)
     set_clusters(replication.broker, topic, name, partitions=[0])
     replication.publish(f"{topic}-partition-0", numbered(1))
-    lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-0", name)).get("error") and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-0", name)).get("error") and lane)
     assert "this broker's own" not in lane["error"] and "making the partitioned topic there" in lane["error"]
     assert "G290" not in replication.broker.log()
 
@@ -193,7 +193,7 @@ def test_without_its_http_address_partitions_go_where_they_exist_and_the_reason_
     topic = partitioned_topic(replication.broker.http_url, 2)
     set_clusters(replication.broker, topic, name, partitions=[1])
     replication.publish(f"{topic}-partition-1", numbered(5))
-    lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-1", name)).get("error") and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-1", name)).get("error") and lane)
     assert "has no serviceUrl" in lane["error"]
     far.partitions[topic] = 2
     replication.know(name, far.url, tlsAllowInsecureConnection=True)
@@ -205,6 +205,6 @@ def test_a_name_that_is_partitioned_there_and_not_here_is_refused(replication):
     topic = replication.topic(name)
     far.partitions[topic] = 3
     replication.publish(topic, numbered(5))
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("error") and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("error") and lane)
     assert "is a partitioned topic there, of 3 partitions" in lane["error"]
     assert not far.stored(topic)

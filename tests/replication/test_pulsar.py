@@ -16,7 +16,7 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Record, String
 
-from ..harness import eventually, messages_of, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, eventually, messages_of, partitioned_topic, request, unique_topic
 from . import growing_out
 from .conftest import numbered, replicate, set_clusters
 from .test_mirror import Site
@@ -57,7 +57,7 @@ def real(tmp_path_factory):
             return request("GET", f"{made.http_url}/admin/v2/namespaces/public/default")[0] == 200
 
     try:
-        eventually(is_ready, 180)
+        eventually(is_ready)
         yield made
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -73,7 +73,7 @@ def reader(real):
 
 def read(reader, topic, count, **reading):
     """Wait until the topic has so many messages at least, and return all."""
-    return eventually(lambda: len(found := messages_of(reader, topic, **reading)) >= count and found, 60)
+    return eventually(lambda: len(found := messages_of(reader, topic, **reading)) >= count and found)
 
 
 def test_messages_arrive_once_and_in_order_over_kills_of_the_replicator(replication, real, reader):
@@ -82,11 +82,11 @@ def test_messages_arrive_once_and_in_order_over_kills_of_the_replicator(replicat
     replicate(replication.broker, topic, NAME)
     for part in range(4):
         replication.publish(topic, numbered(2_000, 2_000 * part))
-        eventually(lambda: replication.lane(topic, NAME).get("messagesSent", 0) > 100, 60)
+        eventually(lambda: replication.lane(topic, NAME).get("messagesSent", 0) > 100)
         pid = replication.broker.kill("replicator")
-        replication.broker.wait_replaced("replicator", 0, pid, 30)
+        replication.broker.wait_replaced("replicator", 0, pid)
     replication.publish(topic, numbered(5_000, 8_000), batching_enabled=True)
-    eventually(lambda: replication.backlog(topic, NAME) == 0, 60)
+    eventually(lambda: replication.backlog(topic, NAME) == 0)
     found = read(reader, topic, 13_000)
     assert [one.data() for one in found] == numbered(13_000)
     stats = json.loads(request("GET", f"{real.http_url}/admin/v2/{topic.replace('://', '/')}/stats")[1])
@@ -102,8 +102,8 @@ def test_schemas_and_partitions_arrive(replication, real, reader):
         producer.send(Order(name=f"{number}"), partition_key=f"{number}")
     # A reader that came first would make a topic without partitions there.
     there = f"{real.http_url}/admin/v2/{topic.replace('://', '/')}/partitions"
-    eventually(lambda: json.loads(request("GET", there)[1]).get("partitions") == 2, 60)
-    eventually(lambda: sum(len(messages_of(reader, f"{topic}-partition-{number}")) for number in range(2)) == 200, 60)
+    eventually(lambda: json.loads(request("GET", there)[1]).get("partitions") == 2)
+    eventually(lambda: sum(len(messages_of(reader, f"{topic}-partition-{number}")) for number in range(2)) == 200)
     found = [one.value().name for number in range(2)
              for one in messages_of(reader, f"{topic}-partition-{number}", schema=AvroSchema(Order))]
     assert sorted(map(int, found)) == list(range(200))
@@ -113,10 +113,10 @@ def test_a_topic_that_is_terminated_there_stops_with_the_reason(replication, rea
     topic = unique_topic("ended")
     replication.know(NAME, real.url, serviceUrl=real.http_url)
     replicate(replication.broker, topic, NAME)
-    eventually(lambda: replication.lane(topic, NAME).get("connected"), 60)
+    eventually(lambda: replication.lane(topic, NAME).get("connected"))
     assert request("POST", f"{real.http_url}/admin/v2/{topic.replace('://', '/')}/terminate", b"")[0] == 200
     replication.publish(topic, numbered(3))
-    lane = eventually(lambda: "erminated" in (lane := replication.lane(topic, NAME))["error"] and lane, 60)
+    lane = eventually(lambda: "erminated" in (lane := replication.lane(topic, NAME))["error"] and lane)
     assert not lane["connected"]
     assert replication.backlog(topic, NAME) == 3
 
@@ -179,7 +179,7 @@ def peers(real, tmp_path_factory):
 def consume(consumer, count):
     found = []
     for _ in range(count):
-        message = consumer.receive(60_000)
+        message = consumer.receive(HANG_MS)
         consumer.acknowledge(message)
         found.append(message.data())
     return found
@@ -193,7 +193,7 @@ def test_a_consumer_moves_with_its_subscription(peers, turned):
     for peer in peers:      # both replicators are at work before anything counts
         peer.publish(topic, [b"first"])
         eventually(lambda: all(one["connected"] for one in peer.ask(      # noqa: B023 - called in this round
-            "GET", f"{topic.replace('://', '/')}/stats")["replication"].values()), 60)
+            "GET", f"{topic.replace('://', '/')}/stats")["replication"].values()))
     seen = consume(consumer, 2)
     for turn in range(3):
         for name, peer in (("old", old), ("new", new)):
@@ -202,7 +202,7 @@ def test_a_consumer_moves_with_its_subscription(peers, turned):
     assert sorted(seen) == sorted([b"first"] * 2 + [b"%s %d" % (name, number) for name in (b"old", b"new")
                                                     for number in range(30)])
     # Pulsar counts markers in the backlog of a subscription without consumers: some of each kind are behind the last.
-    eventually(lambda: (told := new.subscription(topic)) and told["isReplicated"] and told["msgBacklog"] < 10, 60)
+    eventually(lambda: (told := new.subscription(topic)) and told["isReplicated"] and told["msgBacklog"] < 10)
     consumer.close()
     old.publish(topic, [b"last"])
     moved, again = new.subscribe(topic), []
@@ -210,7 +210,7 @@ def test_a_consumer_moves_with_its_subscription(peers, turned):
         again.append(payload)
     assert set(again) <= set(seen[-20:])      # of the last second or two
     if not turned:      # Geminga is told back, and counts no markers
-        eventually(lambda: old.subscription(topic)["msgBacklog"] == 0, 60)
+        eventually(lambda: old.subscription(topic)["msgBacklog"] == 0)
 
 
 def test_an_idle_topic_is_silent_on_both_sides(peers):
@@ -226,7 +226,7 @@ def test_an_idle_topic_is_silent_on_both_sides(peers):
         time.sleep(6)      # six rounds of snapshots, if they went on
         return [peer.entries(topic) for peer in peers] == before
 
-    eventually(is_silent, 90)
+    eventually(is_silent)
 
 
 def test_a_topic_moves_to_pulsar_for_good_while_it_is_used(peers, real):
@@ -239,4 +239,4 @@ def test_a_topic_moves_to_pulsar_for_good_while_it_is_used(peers, real):
     found, topic = growing_out.move_while_used(here.client, (EDGE, here.ask), real.url, is_told)
     growing_out.check(found)
     assert {int(one.data()) for one in messages_of(there.client, topic)} >= {*range(1_600, 3_000)}
-    eventually(lambda: here.subscription(topic, "all")["msgBacklog"] == 0, 60)
+    eventually(lambda: here.subscription(topic, "all")["msgBacklog"] == 0)

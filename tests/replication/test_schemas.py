@@ -30,15 +30,15 @@ def test_messages_carry_the_versions_of_the_other_cluster(replication):
     topic = replication.topic(name)
     far.schemas[topic].append(api.Schema(name="another", schema_data=b"", type=api.Schema.String))
     publish(replication, topic, Order(name="a"), 40)
-    eventually(lambda: len(far.stored(topic)) == 40, 30)
+    eventually(lambda: len(far.stored(topic)) == 40)
     assert versions(far, topic) == [1] * 40
     asked = far.commands(T.GET_OR_CREATE_SCHEMA)
     assert len(asked) == 1
     assert asked[0].getOrCreateSchema.schema.type == api.Schema.Avro
-    eventually(lambda: replication.backlog(topic, name) == 0, 20)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     assert far.duplicates == 0
     replication.publish(topic, numbered(20))      # without a schema
-    eventually(lambda: len(far.stored(topic)) == 60, 30)
+    eventually(lambda: len(far.stored(topic)) == 60)
     assert not any(one.metadata.HasField("schema_version") for one in far.stored(topic)[40:])
 
 
@@ -57,12 +57,12 @@ def test_an_incompatible_schema_there_stops_the_lane_with_the_reason(replication
     far.on_command = refuse
     replication.publish(topic, numbered(30))
     publish(replication, topic, Order(name="a"), 5)
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane)
     assert lane["error"] == "IncompatibleSchema: a field is missing"
     assert far.payloads(topic) == numbered(30)
     assert replication.backlog(topic, name) == 5
     refuses = False
     replication.know(name, far.url, serviceUrl="http://127.0.0.1:1")      # begins anew at once
-    eventually(lambda: len(far.stored(topic)) == 35, 30)
+    eventually(lambda: len(far.stored(topic)) == 35)
     assert versions(far, topic)[30:] == [0] * 5
     assert far.duplicates == 0

@@ -19,8 +19,8 @@ def test_messages_arrive_in_order_and_the_cursor_follows(replication, is_new):
     topic = replication.topic(name)
     replication.publish(topic, numbered(2_000))
     arrive(far, topic, numbered(2_000))
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
-    eventually(lambda: replication.lane(topic, name)["unanswered"] == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
+    eventually(lambda: replication.lane(topic, name)["unanswered"] == 0)
     lane = replication.lane(topic, name)
     assert lane["state"] == "sending" and lane["connected"] and lane["address"] == far.url.rpartition("/")[2]
     assert (lane["messagesSent"], lane["entriesFiltered"], lane["error"]) == (2_000, 0, "")
@@ -29,7 +29,7 @@ def test_messages_arrive_in_order_and_the_cursor_follows(replication, is_new):
 def test_the_handshake_is_a_replicators(replication):
     name, far = replication.far()
     topic = replication.topic(name)
-    eventually(lambda: replication.lane(topic, name).get("connected"), 20)
+    eventually(lambda: replication.lane(topic, name).get("connected"))
     flags = far.commands(T.CONNECT)[0].connect.feature_flags
     assert flags.supports_repl_dedup_by_lid_and_eid and flags.supports_get_partitioned_metadata_without_auto_creation
     producer = far.commands(T.PRODUCER)[0].producer
@@ -45,7 +45,7 @@ def test_a_message_is_what_it_was_and_says_where_it_came_from(replication):
     producer = replication.client.create_producer(topic, producer_name="original", batching_enabled=False,
                                                   compression_type=pulsar.CompressionType.ZLib)
     producer.send(b"." * 500, properties={"a": "b"}, partition_key="k", event_timestamp=77, ordering_key="o")
-    eventually(lambda: far.stored(topic), 20)
+    eventually(lambda: far.stored(topic))
     metadata = far.stored(topic)[0].metadata
     assert (metadata.producer_name, metadata.partition_key, metadata.event_time, metadata.compression,
             metadata.ordering_key, metadata.replicated_from) == ("original", "k", 77, api.ZLIB, b"o", "standalone")
@@ -57,14 +57,14 @@ def test_batches_and_chunks_arrive_as_they_were(replication):
     topic = replication.topic(name)
     replication.publish(topic, numbered(3_000), batching_enabled=True, batching_max_messages=100,
                         batching_max_publish_delay_ms=50)
-    eventually(lambda: sum(one.send.num_messages for one in far.stored(topic)) == 3_000, 30)
+    eventually(lambda: sum(one.send.num_messages for one in far.stored(topic)) == 3_000)
     producer = replication.client.create_producer(topic, chunking_enabled=True, batching_enabled=False)
     producer.send(b"." * (11 << 20))
-    eventually(lambda: sum(one.send.is_chunk for one in far.stored(topic)) == 3, 30)
+    eventually(lambda: sum(one.send.is_chunk for one in far.stored(topic)) == 3)
     chunks = [one for one in far.stored(topic) if one.send.is_chunk]
     assert [one.metadata.chunk_id for one in chunks] == [0, 1, 2]
     assert sum(len(one.payload) for one in chunks) == 11 << 20
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
 
 
 def test_messages_for_other_clusters_only_are_acknowledged_and_not_sent(replication):
@@ -77,7 +77,7 @@ def test_messages_for_other_clusters_only_are_acknowledged_and_not_sent(replicat
     producer.send_async(b"stays here", lambda *_: None, disable_replication=True)
     producer.flush()
     arrive(far, topic, numbered(40)[1::2])
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     assert replication.lane(topic, name)["entriesFiltered"] == 21
 
 
@@ -88,7 +88,7 @@ def test_two_clusters_get_the_same_and_one_that_hangs_holds_up_none(replication)
     topic = replication.topic(quick, slow)
     replication.publish(topic, numbered(3_000))
     arrive(far, topic, numbered(3_000))
-    eventually(lambda: replication.backlog(topic, quick) == 0, 10)
+    eventually(lambda: replication.backlog(topic, quick) == 0)
     assert replication.backlog(topic, slow) == 3_000
     assert replication.lane(topic, slow)["unanswered"] == 3_000
 
@@ -98,8 +98,8 @@ def test_no_more_than_its_bound_of_entries_is_unanswered(replication):
     far.on_send = lambda visitor, send, stored: far.keep(visitor.producers[send.producer_id], stored) or True
     topic = replication.topic(name)
     replication.publish(topic, numbered(12_000))
-    eventually(lambda: replication.lane(topic, name)["unanswered"] == 10_000, 30)
-    eventually(lambda: len(far.stored(topic)) == 10_000, 30)
+    eventually(lambda: replication.lane(topic, name)["unanswered"] == 10_000)
+    eventually(lambda: len(far.stored(topic)) == 10_000)
     assert replication.backlog(topic, name) == 12_000
 
 
@@ -123,7 +123,7 @@ def test_what_has_no_receipt_when_the_connection_ends_is_sent_again(replication,
 
     far.on_send = half
     replication.publish(topic, numbered(1_000))
-    eventually(lambda: replication.backlog(topic, name) == 0, 30)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     if is_new:
         assert far.payloads(topic) == numbered(1_000)
         assert far.duplicates >= 400
@@ -155,7 +155,7 @@ def test_a_refused_message_is_sent_again_and_nothing_before_it_is_acknowledged_o
     assert len(refusals) == 4
     epochs = [command.producer.epoch for command in far.commands(T.PRODUCER)]
     assert epochs == [0, 1, 2, 3]
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
 
 
 def test_a_refused_producer_is_asked_for_ever_more_seldom_with_the_reason_kept(replication):
@@ -163,8 +163,8 @@ def test_a_refused_producer_is_asked_for_ever_more_seldom_with_the_reason_kept(r
     far.on_producer = lambda *_: (api.ProducerBusy, "it is busy")
     topic = replication.topic(name)
     replication.publish(topic, numbered(10))
-    eventually(lambda: len(far.commands(T.PRODUCER)) >= 4, 30)
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    eventually(lambda: len(far.commands(T.PRODUCER)) >= 4)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane)
     assert lane["error"] == "ProducerBusy: it is busy"
     assert not lane["connected"] and lane["nextTry"] > 0
     far.on_producer = lambda *_: None
@@ -177,7 +177,7 @@ def test_a_terminated_topic_there_is_told_once_and_asked_once_a_minute(replicati
     topic = replication.topic(name)
     far.on_send = lambda visitor, send, stored: far.refuse(visitor, send, api.TopicTerminatedError, "ended") or True
     replication.publish(topic, numbered(3))
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane)
     assert lane["error"] == "the remote refuses a message: TopicTerminatedError: ended"
     told = [line for line in replication.broker.log().splitlines() if "[G542]" in line and topic in line]
     assert len(told) == 1
@@ -191,16 +191,16 @@ def test_a_topic_that_is_deleted_there_meanwhile_gets_the_rest_when_it_is_back(r
     topic = replication.topic(name)
     replication.publish(topic, numbered(20))
     arrive(far, topic, numbered(20))
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     far.on_producer = lambda *_: (api.TopicNotFound, "the topic was deleted")
     far.forget(topic)
     replication.publish(topic, numbered(30, 20))
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane)
     assert "TopicNotFound: the topic was deleted" in lane["error"] or "unloaded or deleted there" in lane["error"]
     assert replication.backlog(topic, name) == 30
     far.on_producer = lambda *_: None
     arrive(far, topic, numbered(30, 20))
-    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    eventually(lambda: replication.backlog(topic, name) == 0)
     assert sum("[G542]" in line and topic in line for line in replication.broker.log().splitlines()) <= 1
 
 
@@ -226,14 +226,14 @@ def test_a_remote_that_lies_is_left_with_the_reason_and_nothing_is_acknowledged(
     far.on_send = answer
     replication.publish(topic, numbered(1))
     eventually(lambda: any(word in replication.link(name)["error"] for word in (
-        "the remote lies", "never asked for", "cannot be parsed", "a frame of")), 20)
+        "the remote lies", "never asked for", "cannot be parsed", "a frame of")))
     assert replication.broker.log().count(f"no connection to cluster {name}:") <= 1
     assert len(far.commands(T.CONNECT)) < 12
     if lie != "many":      # its first receipt was true
         assert replication.backlog(topic, name) == 1
     far.on_send = lambda *_: None
     replication.publish(topic, numbered(20, 1))
-    eventually(lambda: far.payloads(topic)[-20:] == numbered(20, 1), 30)
+    eventually(lambda: far.payloads(topic)[-20:] == numbered(20, 1))
 
 
 def test_a_message_too_large_for_the_remote_stops_the_lane_and_is_not_lost(replication):
@@ -242,7 +242,7 @@ def test_a_message_too_large_for_the_remote_stops_the_lane_and_is_not_lost(repli
     topic = replication.topic(name)
     payloads = [*numbered(20), b"." * 20_000, b"behind"]
     replication.publish(topic, payloads)
-    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane)
     assert "and the remote takes" in lane["error"]
     assert far.payloads(topic) == numbered(20)
     assert replication.backlog(topic, name) == 2
@@ -264,10 +264,10 @@ def test_topics_share_few_connections(replication):
 def test_a_cursor_that_is_gone_ends_its_lane(replication):
     name, _ = replication.far()
     topic = replication.topic(name)
-    eventually(lambda: replication.lane(topic, name).get("connected"), 20)
+    eventually(lambda: replication.lane(topic, name).get("connected"))
     place = topic.replace("://", "/")
     assert request("DELETE", f"{replication.broker.http_url}/admin/v2/{place}?force=true")[0] == 204
-    eventually(lambda: not replication.lane(topic, name), 20)
+    eventually(lambda: not replication.lane(topic, name))
     assert replication.link(name)["lanes"] == 0
 
 
@@ -319,7 +319,7 @@ def test_statistics_count_what_was_sent_and_nothing_else(start_broker, tmp_path)
             producer.send(b"kept", disable_replication=True)
             producer.send(b"%d" % number)
         arrive(far, topic, numbered(10))
-        eventually(lambda: replication.backlog(topic, name) == 0, 20)
+        eventually(lambda: replication.backlog(topic, name) == 0)
         told = replication.figures(topic, name)
         assert told["msgOutCount"] == 10 and 0 < told["bytesOutCount"] < 10 * 1_000
         series = f'pulsar_replication_rate_out{{cluster="standalone",namespace="public/default",topic="{topic}"'
@@ -331,6 +331,6 @@ def test_statistics_count_what_was_sent_and_nothing_else(start_broker, tmp_path)
             rates = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(series)]
             return rates == [0.0] and replication.figures(topic, name)["msgRateOut"] == 0.0
 
-        eventually(only_kept_ones_count_nothing, 20)
+        eventually(only_kept_ones_count_nothing)
     finally:
         replication.close()

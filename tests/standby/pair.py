@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..harness import Broker, eventually, request
+from ..harness import HANG_SECONDS, Broker, eventually, request
 
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
@@ -36,7 +36,7 @@ class Standby(Broker):
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._begin_reading()
-        eventually(lambda: re.search("Promote it|Publish", self.printed()) or self._process.poll() is not None, 60)
+        eventually(lambda: re.search("Promote it|Publish", self.printed()) or self._process.poll() is not None)
         return self
 
     def state(self) -> dict:
@@ -54,12 +54,12 @@ class Standby(Broker):
 
     def promote(self) -> subprocess.CompletedProcess:
         return subprocess.run([GEMINGA, "promote", "--data-dir", str(self.data_dir), "-o", "json"], capture_output=True,
-                              text=True, timeout=150)
+                              text=True, timeout=HANG_SECONDS)
 
     def kill_all(self) -> None:
         """Kill the standby without notice."""
         self._process.send_signal(signal.SIGKILL)
-        self.ended(10)
+        self.ended()
 
 
 def is_listening(url: str) -> bool:

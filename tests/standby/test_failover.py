@@ -69,7 +69,7 @@ def test_clients_that_know_both_hosts_go_on_at_the_promoted_standby(run):
         for user in users:
             user.publish(range(100, 200))
         for user in users:
-            eventually(lambda user=user: user.received and user.received[-1] == 199, 60)
+            eventually(lambda user=user: user.received and user.received[-1] == 199)
     for user in users:
         assert list(dict.fromkeys(user.received)) == list(range(200))      # a redelivery follows what it repeats
 
@@ -140,7 +140,7 @@ def test_a_standby_needs_the_rights_of_a_super_user(tmp_path):
             made.append(standby := Standby(tmp_path / f"of-{role}", broker.service_url, "--config", str(mine)))
             standby.start()
             if text:
-                eventually(lambda standby=standby, text=text: text in standby.log(), 30)
+                eventually(lambda standby=standby, text=text: text in standby.log())
                 assert not (standby.data_dir / "catalogue.sqlite").exists()
                 standby.close()
             else:

@@ -11,7 +11,7 @@ from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import Feed
 from geminga.storage.standby.frames import Decoder
 
-from ..harness import Broker, partitioned_topic
+from ..harness import HANG_MS, Broker, partitioned_topic
 
 pytestmark = pytest.mark.slow
 OWNERS = 2
@@ -85,14 +85,14 @@ def test_a_copy_made_under_load_recovers_to_the_state_of_the_broker(tmp_path):
     publishing = threading.Thread(target=publish)
     publishing.start()
     for _ in range(200):
-        consumer.acknowledge(consumer.receive(10_000))
+        consumer.acknowledge(consumer.receive(HANG_MS))
     line = Line(broker, tmp_path / "copy")
     line.begin()
     line.catch_up()
     applier = Applier(tmp_path / "copy")
     applier.step()
     for _ in range(300):
-        consumer.acknowledge(consumer.receive(10_000))
+        consumer.acknowledge(consumer.receive(HANG_MS))
     line.feed.round()
     stop.set()
     publishing.join()

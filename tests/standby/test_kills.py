@@ -11,7 +11,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..crash.traffic import PAUSE_SECONDS, Publisher, Subscriber
-from ..harness import eventually, partitioned_topic, request
+from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request
 from .pair import is_listening
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ class Load:
     def stop(self):
         self._stop.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(HANG_SECONDS)
         self._client.close()
 
 
@@ -84,7 +84,7 @@ def held(url, topic):
     try:
         reader, found = client.create_reader(topic, pulsar.MessageId.earliest), []
         while reader.has_message_available():
-            found.append(int(reader.read_next(10_000).data()))
+            found.append(int(reader.read_next(HANG_MS).data()))
         consumer, left = client.subscribe(topic, SUBSCRIPTION, pulsar.ConsumerType.Shared), []
         while True:
             try:
@@ -134,7 +134,7 @@ def test_a_standby_and_its_feed_may_be_killed_at_any_moment(run, tmp_path):
     load = Load(broker.service_url, topic)
     for _ in range(6):
         enough = len(load.answered) + chance.randrange(1, 400)
-        eventually(lambda enough=enough: len(load.answered) > enough, 60)
+        eventually(lambda enough=enough: len(load.answered) > enough)
         victim = chance.choice(["standby", "feed", "applier", "owner", "admin"])
         if victim == "standby":
             standby.kill_all()
@@ -180,7 +180,7 @@ def test_a_second_standby_is_refused_and_another_folder_of_the_broker_gives_a_ne
     standby = run("second", broker.service_url)
     standby.wait_complete()
     third = run("third", broker.service_url)
-    eventually(lambda: "has a standby" in third.log(), 30)
+    eventually(lambda: "has a standby" in third.log())
     third.close()
     broker.stop()
     broker.data_dir = tmp_path / "other"

@@ -5,7 +5,7 @@ import threading
 import pulsar
 import pytest
 
-from ..harness import HANG_SECONDS, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, request, unique_topic
 from .pair import GEMINGA, Standby, is_listening, ready_status
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def read(url, topic, count):
     try:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
         return [(str(message.message_id()), message.data())
-                for message in (reader.read_next(20_000) for _ in range(count))]
+                for message in (reader.read_next(HANG_MS) for _ in range(count))]
     finally:
         client.close()
 
@@ -54,11 +54,11 @@ def test_a_standby_takes_over_everything_and_its_broker_never_serves_again(run, 
 
     publishing = threading.Thread(target=go_on)
     publishing.start()
-    eventually(lambda: len(sent) > 200, 30)
+    eventually(lambda: len(sent) > 200)
     promoted = standby.promote()
     stop.set()
     assert promoted.returncode == 0 and '"stopped": true' in promoted.stdout, promoted.stderr
-    assert broker.ended(10) == 2
+    assert broker.ended() == 2
     publishing.join()
     assert read(standby.service_url, topic, len(sent)) == sent
     assert publish(standby.service_url, topic, [b"more"]) and ready_status(standby.http_url) == 200

@@ -99,7 +99,7 @@ def test_a_standby_with_a_full_disk_says_so_on_both_sides_and_goes_on_when_there
     follower = pair.follower
     pair.write(2)
     follower.thread.start()
-    eventually(lambda: follower.is_complete, 60)
+    eventually(lambda: follower.is_complete)
 
     def write_half(fd, data, at):
         os.pwrite(fd, data[:len(data) // 2], at)
@@ -108,10 +108,10 @@ def test_a_standby_with_a_full_disk_says_so_on_both_sides_and_goes_on_when_there
     with monkeypatch.context() as full:
         full.setattr(copy, "write_all", write_half)
         pair.write(3)
-        eventually(lambda: "No space left" in follower.why and len(pair.feeds) > 2, 60)      # each attempt ends so
+        eventually(lambda: "No space left" in follower.why and len(pair.feeds) > 2)      # each attempt ends so
         assert not follower.is_following and follower.is_complete
     pair.write(1)
-    eventually(lambda: follower.is_following and end_of_journal(pair.second) == end_of_journal(pair.first), 60)
+    eventually(lambda: follower.is_following and end_of_journal(pair.second) == end_of_journal(pair.first))
     assert set(pair.told) == {"the standby cannot go on: [Errno 28] No space left on device"}
     told = capfd.readouterr().err
     assert told.count("is not followed: [Errno 28] No space left on device") == 1 and "made anew" not in told
@@ -121,7 +121,7 @@ def test_a_standby_with_other_formats_is_refused_with_those_of_both(pair, monkey
     """It gets no byte of the data folder, and the broker does not take it for its standby."""
     monkeypatch.setattr(following, "FORMATS", [format.FOLDER_VERSION, layout.VERSION + 1])
     pair.follower.thread.start()
-    eventually(lambda: len(pair.told) > 1, 60)
+    eventually(lambda: len(pair.told) > 1)
     common = f"formats feed {frames.VERSION}, data folder {format.FOLDER_VERSION}, catalogue"
     refused = f"the standby has {common} {layout.VERSION + 1}, and the broker {common} {layout.VERSION}: upgrade the " \
               "older one"
@@ -135,9 +135,9 @@ def test_a_promotion_tries_at_once_to_reach_the_broker(pair, monkeypatch):
     monkeypatch.setattr(following, "_AGAIN_LATER_SECONDS", 3_600)
     monkeypatch.setattr(following, "FORMATS", [0, 0])
     pair.follower.thread.start()
-    eventually(lambda: pair.told, 60)
+    eventually(lambda: pair.told)
     pair.follower.take_over()
-    eventually(lambda: len(pair.told) > 1, 60)
+    eventually(lambda: len(pair.told) > 1)
 
 
 def test_a_broker_that_refuses_clients_is_reached_by_the_address_that_it_told_before(pair, monkeypatch):

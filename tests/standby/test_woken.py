@@ -8,7 +8,7 @@ import psutil
 import pulsar
 import pytest
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .test_promotion import publish, read
 
 pytestmark = pytest.mark.slow
@@ -52,8 +52,8 @@ def test_a_broker_that_is_woken_behind_a_promotion_answers_nobody_and_is_superse
     promoted = standby.promote()
     assert promoted.returncode == 0 and '"stopped": false' in promoted.stdout, promoted.stderr
     wake(hung)
-    assert broker.ended(30) == 2
-    asking.join(60)
+    assert broker.ended() == 2
+    asking.join(HANG_SECONDS)
     client.close()
     assert pulsar.Result.Ok not in receipts and 200 not in ready
     assert [message for message, _ in read(standby.service_url, topic, 2)] == sent
@@ -70,7 +70,7 @@ def test_a_broker_that_its_standby_could_not_reach_is_superseded_when_it_can_ask
             if process.pid == admin or "standby.feed" in " ".join(process.cmdline())]
     hang(hung)
     assert standby.promote().returncode == 0
-    assert broker.ended(30) == 2
+    assert broker.ended() == 2
     wake(hung)      # the feed, which ends with its broker
 
 
@@ -87,7 +87,7 @@ def test_a_broker_that_hung_serves_on_while_its_standby_follows_or_is_gone(run):
         hung = processes(broker)
         hang(hung)
         if is_there:
-            eventually(lambda: not standby.state()["connected"], 60)
+            eventually(lambda: not standby.state()["connected"])
         else:
             began = threading.Event()
             began.wait(9)      # longer than any lease

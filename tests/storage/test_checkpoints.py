@@ -16,6 +16,7 @@ from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers import checkpoints, journal, journal_segments
 from geminga.storage.ledgers.journal import open_journal
 
+from ..harness import HANG_SECONDS
 from .files import record
 from .journals import BIG, SEGMENT, numbers, segments, write
 
@@ -180,7 +181,7 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
 
     def slow(*_):
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(HANG_SECONDS)
 
     monkeypatch.setattr(journal, "write_checkpoint", slow)
     target = opened(3)
@@ -192,7 +193,7 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
 
     writer = threading.Thread(target=fill)
     writer.start()
-    assert begun.wait(20)
+    assert begun.wait(HANG_SECONDS)
     assert not done.is_set()
     may_end.set()
     writer.join()

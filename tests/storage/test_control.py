@@ -11,6 +11,8 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.control import Control, control_pair, packed, unpacked
 from geminga.workers.identity.options import Secret
 
+from ..harness import HANG_SECONDS
+
 
 @pytest.fixture
 def ends():
@@ -48,7 +50,7 @@ def test_a_descriptor_above_those_of_select_is_waited_for(ends):
     with ours, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, above)) as high, theirs:
         ours.sendall(b'{"stop": true}\n')
         control = Control(high)
-        control.wait(60)
+        control.wait(HANG_SECONDS)
         assert control.receive() == [{"stop": True}]
 
 

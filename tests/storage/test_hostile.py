@@ -14,6 +14,7 @@ from geminga.storage import format
 from geminga.storage.disk.data_folder import CannotUse, check
 from geminga.storage.offline import backup
 
+from ..harness import HANG_SECONDS
 from ..supervisor.test_serve import GEMINGA
 from .rig import Rig
 
@@ -50,7 +51,8 @@ def data_dir(made, tmp_path):
 def run(*words):
     """A function that runs a command within a minute and returns (exit status, lines on standard error)."""
     done = subprocess.run(
-        [GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+        [GEMINGA, *map(str, words)], capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False, stdin=subprocess.DEVNULL
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]

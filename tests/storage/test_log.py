@@ -330,7 +330,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read(kind):
         write.close()
         assert process.stdout.readline() == "True\n"
         if kind == "closed":
-            process.communicate("\n", timeout=60)
+            process.communicate("\n", timeout=HANG_SECONDS)
             return
         said = os.read(read.fileno(), 1 << 20)
         while b"lines before it could not be written" not in said:

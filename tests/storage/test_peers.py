@@ -7,7 +7,9 @@ from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.routing import socket_path
 from geminga.storage.transactions.peers import Links
 
-SECONDS = 30
+from ..harness import HANG_SECONDS
+
+SECONDS = HANG_SECONDS
 ROLE = 0xDEC0DE              # the hash of a transaction's role
 ADD, COMMIT = (envelope.ADD, 0, 7, 1, ROLE), (envelope.COMMIT, 0, 7, 1, 0)
 ADDED, ENDED, ASK = (envelope.ADDED, 0, 7, 1, 0), (envelope.ENDED, 0, 7, 1, 0), (envelope.ASK, 0, 8, 2, 0)

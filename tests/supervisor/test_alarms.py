@@ -484,7 +484,7 @@ def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what)
     def told():
         status, printed, _ = run("status", "--admin-url", fresh_broker.http_url)
         return status == 1 and "ALARM damage" in printed and "damage.md" in printed
-    eventually(told, 20, "the alarm")
+    eventually(told, what="the alarm")
     assert 'geminga_alarm{alarm="damage"} 1.0' in request("GET", fresh_broker.http_url + "/metrics")[1]
     lines = [line for line in fresh_broker.log().splitlines() if f"{path.name}: it was removed" in line]
     assert len(lines) == 1, fresh_broker.log()

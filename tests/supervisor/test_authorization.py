@@ -378,7 +378,7 @@ def test_a_role_that_may_consume_gives_up_nothing_that_another_cluster_lacks(gua
     def waiting():
         return guarded.done("GET", f"{topic}/stats")["replication"]["cursors"]["replicationBacklog"]
 
-    eventually(lambda: waiting() == 1, 10, "the message waits for the other cluster")
+    eventually(lambda: waiting() == 1, what="the message waits for the other cluster")
     cursor = f"{topic}/subscription/pulsar.repl.cursors"
     asked = [f"{cursor}/skip_all", f"{cursor}/skip/1", f"{cursor}/expireMessages/1",
              f"/admin/v2/namespaces/{place}/clearBacklog/pulsar.repl.cursors"]

@@ -22,7 +22,7 @@ from geminga.storage.offline import backup
 from geminga.supervisor.tasks import job_socket
 
 from ..crash.backups import CONFIGURATION
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, request, unique_topic
 from ..workers.test_coordinators import Begun
 from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
@@ -148,7 +148,7 @@ class Load:
                 data = b"%d" % number
                 producer.send(data + BLOCK)
                 self.published[topic].append(data)
-                message = consumer.receive(10_000)
+                message = consumer.receive(HANG_MS)
                 if number % 2:
                     consumer.acknowledge(message)
                     self.acknowledged[topic].add(message.data()[:-len(BLOCK)])
@@ -183,11 +183,11 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     for number in range(400):
         producer.send_async(b"%d" % number + BLOCK, lambda *_: None)
     producer.flush()
-    messages = [consumer.receive(10_000) for _ in range(400)]
+    messages = [consumer.receive(HANG_MS) for _ in range(400)]
     for message in messages[1::2]:
         consumer.acknowledge(message)
     consumer.negative_acknowledge(messages[0])
-    assert consumer.receive(10_000).redelivery_count() == 1
+    assert consumer.receive(HANG_MS).redelivery_count() == 1
     consumer.close()
     expected = left(client, acked)
     assert len(expected) == 200 and expected[0][2] >= 1
@@ -235,7 +235,7 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     quiet = [acked, exact, delayed, keyed]
     admin(broker, "PUT", f"{path_of(exact)}/unload")      # an unloaded topic has its state in files only
     before = {topic: stats(broker, topic) for topic in quiet if topic != exact}
-    eventually(lambda: all(len(found) > 40 for found in load.published.values()), 60, "load")
+    eventually(lambda: all(len(found) > 40 for found in load.published.values()), what="load")
 
     published, acknowledged = load.answered()
     made = make(broker, place / "backups")
@@ -252,11 +252,11 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     admin(broker, "DELETE", f"{path_of(typed)}?force=true")
     assert ask(broker, "DELETE", delayed, "/" + waiting[-1])[0] < 300
     published_later = load.answered()[0][load.topics[0]]
-    eventually(lambda: len(load.published[load.topics[0]]) > len(published_later) + 100, 60,
-               "journals that are used again")
+    eventually(lambda: len(load.published[load.topics[0]]) > len(published_later) + 100,
+               what="journals that are used again")
     load.stop()
     eventually(lambda: len(list((broker.data_dir / "partitions").glob(f"{_partition(folder, acked)}/*.ledger"))) < 3,
-               30, "ledgers gone")
+               what="ledgers gone")
     assert archive == {path: path.read_bytes() for path in archive}
 
     elsewhere = start(put(folder, place / "elsewhere"))
@@ -278,7 +278,7 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
         found = admin(elsewhere, "GET", f"schemas/{path_of(typed).partition('/')[2]}/schema")
         assert (found["type"], json.loads(found["data"])) == ("JSON", json.loads(schema["schema"]))
         reader = again.create_reader(keyed, pulsar.MessageId.earliest, is_read_compacted=True)
-        assert [int(reader.read_next(10_000).data()) for _ in range(5)] == list(range(45, 50))
+        assert [int(reader.read_next(HANG_MS).data()) for _ in range(5)] == list(range(45, 50))
         assert not reader.has_message_available()
         assert sorted(int(data) for _, data, _ in left(again, parted)) == list(range(30))
         for topic in load.topics:
@@ -337,8 +337,8 @@ def complete(folder):
 def test_a_backup_that_is_killed_leaves_nothing_that_counts_and_the_next_removes_it(broker, place, one):
     folder = place / "killed"
     killed = subprocess.Popen([GEMINGA, "backup", "--data-dir", broker.data_dir, folder], stdout=subprocess.DEVNULL)
-    eventually(lambda: any(folder.glob("*.new/partitions/*/*.ledger")) or killed.poll() is not None, 30,
-               "one that is being made")
+    eventually(lambda: any(folder.glob("*.new/partitions/*/*.ledger")) or killed.poll() is not None,
+               what="one that is being made")
     killed.kill()
     killed.wait()
     make(broker, folder)
@@ -357,8 +357,8 @@ def test_a_start_removes_what_a_killed_backup_has_kept_in_the_data_folder(start,
 
 def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_of_it(broker, place, one):
     def kill_and_cut():
-        broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
-        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200, 20)      # its successor may still load
+        broker.wait_replaced("owner", 1, broker.kill("owner", 1))
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200)      # its successor may still load
         side.ask("backup-hold", owner="all")
         return side.ask("backup-cut", owner="all")
 

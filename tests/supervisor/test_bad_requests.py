@@ -23,7 +23,7 @@ from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
 
-from ..harness import request, unique_topic
+from ..harness import HANG_SECONDS, request, unique_topic
 
 NAMES = ("..", "..%2F..%2Fetc", "%00", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%0d%0aX-A:b")
 NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
@@ -62,7 +62,7 @@ class Asker:
     """One connection that is kept alive."""
 
     def __init__(self, broker):
-        self._connection = http.client.HTTPConnection(urlsplit(broker.http_url).netloc, timeout=60)
+        self._connection = http.client.HTTPConnection(urlsplit(broker.http_url).netloc, timeout=HANG_SECONDS)
         self.close = self._connection.close
 
     def __call__(self, method, path, body=None):

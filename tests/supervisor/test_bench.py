@@ -13,7 +13,7 @@ from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.load import blocks, latencies, plan, producer, running, wire
 
-from ..harness import COMMAND, eventually, partitioned_topic, request, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from .test_load_wire import command, receipt
 
 GEMINGA = COMMAND[0]
@@ -103,7 +103,7 @@ def test_a_latency_counts_from_when_a_message_was_due_also_if_it_could_not_be_se
 def bench(broker, *words):
     """Run `geminga bench`; return (exit status, figures or None, lines of complaint)."""
     done = subprocess.run([GEMINGA, "bench", "--url", broker.service_url, "--admin-url", broker.http_url, "-o", "json",
-                           *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+                           *map(str, words)], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.splitlines()
 
 
@@ -170,9 +170,9 @@ def test_an_interrupted_load_removes_its_topics(own):
     before = topics_of(own)
     process = subprocess.Popen([GEMINGA, "bench", "--url", own.service_url, "--admin-url", own.http_url],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: topics_of(own) - before, 60, "a topic of the load")
+    eventually(lambda: topics_of(own) - before, what="a topic of the load")
     process.send_signal(signal.SIGTERM)
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, said, complaints) == (1, "", "geminga: interrupted\n")
     assert topics_of(own) == before
 
@@ -180,7 +180,7 @@ def test_an_interrupted_load_removes_its_topics(own):
 @pytest.mark.slow
 def test_figures_are_text_for_people(own):
     done = subprocess.run([GEMINGA, "bench", "--url", own.service_url, "--admin-url", own.http_url, "-n", "1000"],
-                          capture_output=True, text=True, timeout=60, check=True)
+                          capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("published ") and lines[0].endswith(" s") and "1,000 messages" in lines[0]
     assert lines[3].split() == ["LATENCY", "IN", "MS", "P50", "P90", "P99", "P99.9", "MAX"]

@@ -20,7 +20,7 @@ from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client.rest import topic_path
 from geminga.supervisor.wording import human
 
-from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, partitioned_topic, request, unique_topic
 
 HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
@@ -206,11 +206,11 @@ def test_peeking_at_an_empty_subscription_says_that_there_is_nothing(broker, run
             consumer = client.subscribe(topic, "billing")
             if topic == plain:
                 client.create_producer(topic).send(b"done")
-                consumer.acknowledge_cumulative(consumer.receive(10_000))
+                consumer.acknowledge_cumulative(consumer.receive(HANG_MS))
             consumer.close()
     for topic in (plain, parted):
         eventually(lambda topic=topic: run(broker.http_url, "topics", "peek", topic, "-s", "billing", "-n", "3") == (
-            0, "", ["geminga: there are no messages to show"]), 10)
+            0, "", ["geminga: there are no messages to show"]))
 
 
 def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):

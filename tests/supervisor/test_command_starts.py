@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ..harness import Broker, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, request, unique_topic
 
 LIBRARIES = {"numpy", "lz4", "snappy", "zstandard", "aiohttp", "zmq", "cryptography", "jwt", "rich", "yaml", "jmespath",
              "re2", "pyarrow", "sqlite3", "http.client"}
@@ -17,7 +17,8 @@ def started(*words, **environment):
     """Run a command in a process of its own; return (its output, the modules that it imported)."""
     code = f"import sys; from geminga.supervisor.main import main; main({[*map(str, words)]}); sys.stdout.flush(); " \
            "print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=True,
                           env={**os.environ, **environment})
     return done.stdout, set(done.stderr.split("\n")[-2].split())
 
@@ -44,7 +45,8 @@ def test_the_list_of_commands_imports_no_command(environment):
 def test_processes_that_always_run_import_nothing_that_only_jobs_need(module):
     """Arrow takes 31 MiB of memory."""
     code = f"import sys, geminga.supervisor.{module}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=True)
     assert set(done.stdout.split()) & {"pyarrow", "pandas", "pyspark"} == set()
 
 

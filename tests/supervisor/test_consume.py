@@ -19,7 +19,7 @@ from geminga.supervisor.pulsar_client import client, consumers
 
 from ..clients.test_administration import topic_url
 from ..clients.test_key_values import compact
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from .test_read import topics_of
@@ -27,7 +27,7 @@ from .test_serve import GEMINGA, run
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 30
+SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -151,8 +151,8 @@ def test_a_broker_is_measured_by_a_process_with_many_open_files(guarded, run):
 
 def test_the_socket_survives_the_end_of_the_admin_process(guarded, run):
     """Sockets are the supervisor's: requests wait in them while a process is started again."""
-    guarded.wait_replaced("admin", 0, guarded.kill("admin"), 30)
-    eventually(lambda: run("admin", "--data-dir", str(guarded.data_dir), "tenants", "list")[0] == 0, 30)
+    guarded.wait_replaced("admin", 0, guarded.kill("admin"))
+    eventually(lambda: run("admin", "--data-dir", str(guarded.data_dir), "tenants", "list")[0] == 0)
 
 
 def test_an_address_is_stronger_than_a_folder(guarded, run, home, monkeypatch):

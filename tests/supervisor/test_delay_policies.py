@@ -343,8 +343,8 @@ def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
             assert Delays(own, topic).post(**NOTHING, fixedDeliveryDelayInMillis=5_000)[0] == 204
             owner = own.child("owner")
             own.kill("owner")
-            own.wait_replaced("owner", 0, owner, 60)
-            eventually(lambda: _stores(connect, own, topic), 60, "an owner that takes messages")
+            own.wait_replaced("owner", 0, owner)
+            eventually(lambda: _stores(connect, own, topic), what="an owner that takes messages")
             assert set(delays_of(own, topic)) == {5_000}
             assert Delays(own, topic).delete()[0] == 204
     finally:

@@ -16,7 +16,7 @@ from geminga.storage.runtime.unix_sockets import short_path
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.drain import Drain
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Peer
 
@@ -31,7 +31,8 @@ def drain(broker, seconds):
 
 
 def run(*arguments):
-    return subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=False)
 
 
 class Reader(threading.Thread):
@@ -75,7 +76,7 @@ def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
         ids = given_out(peer, topic, 20)
         reader = Reader(fresh_broker, 60)
         assert peer.hear().type == T.CLOSE_PRODUCER
-        eventually(lambda: 20 in reader.said, 30)
+        eventually(lambda: 20 in reader.said)
         # the SEND is ignored: neither answered nor delivered
         peer.say(send(entry_of(message_metadata(sequence_id=99)), sequence_id=99))
         refused = other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1)
@@ -85,11 +86,11 @@ def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
         status, why = request("GET", fresh_broker.http_url + "/ready")
         assert status == 503 and "20 messages" in why
         acknowledge(peer, ids[:15])
-        eventually(lambda: 5 in reader.said, 30)
+        eventually(lambda: 5 in reader.said)
         acknowledge(peer, ids[15:])
         assert [heard.type for heard in peer.until_closed()] == [T.CLOSE_CONSUMER]
-        assert fresh_broker.ended(30) == 0
-    reader.join(30)
+        assert fresh_broker.ended() == 0
+    reader.join(HANG_SECONDS)
     assert reader.said[-1] == 0
     fresh_broker.start()
     with Peer(fresh_broker.service_url) as peer:
@@ -105,7 +106,7 @@ def test_it_waits_no_longer_than_it_may(fresh_broker):
         acknowledge(peer, ids[:2])
         done = run("drain", "--data-dir", fresh_broker.data_dir, "--seconds", "0.5")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "stopped; 3 messages will be redelivered")
-        assert fresh_broker.ended(30) == 0
+        assert fresh_broker.ended() == 0
     fresh_broker.start()
     with Peer(fresh_broker.service_url) as peer:
         peer.subscribe(topic)
@@ -148,15 +149,15 @@ def test_real_clients_lose_nothing_and_get_nothing_twice(fresh_broker, kind):
                *(threading.Thread(target=consume, args=(consumer,)) for consumer in consumers)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(got) > 500, 30)
+    eventually(lambda: len(got) > 500)
     assert list(drain(fresh_broker, 30))[-1] == {"outstanding": 0}
-    assert fresh_broker.ended(30) == 0
+    assert fresh_broker.ended() == 0
     fresh_broker.start()
     before = len(got)
-    eventually(lambda: len(got) > before + 200, 30)
+    eventually(lambda: len(got) > before + 200)
     ended.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     client.close()
     assert sorted(got) == sorted(sent)
 
@@ -169,8 +170,8 @@ def test_a_child_that_is_started_meanwhile_is_drained_too(fresh_broker):
         assert peer.hear().type == T.CLOSE_PRODUCER
         # processes that neither have pending messages nor count them
         for role, index in (("owner", 1 - owner_of(topic, 2)), ("admin", 0)):
-            fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index), 10)
-    assert fresh_broker.ended(20) == 0      # no message is pending any more
+            fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index))
+    assert fresh_broker.ended() == 0      # no message is pending any more
 
 
 class Driven:
@@ -261,7 +262,7 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
     broker = Broker(tmp_path / "data").start()
     try:
         assert run("drain", "--data-dir", broker.data_dir, "--seconds", 30).returncode == 0
-        assert broker.ended(30) == 0
+        assert broker.ended() == 0
     finally:
         broker.close()
 

@@ -21,7 +21,7 @@ from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.requests.policy_routes import ROUTES
 
-from ..harness import Broker, eventually, request
+from ..harness import HANG_MS, Broker, eventually, request
 from ..proto.client_frames import T
 from ..workers.peer import Peer
 from .test_bad_requests import made_app
@@ -177,7 +177,7 @@ def _(at):
         another.start()
         at.broker = SimpleNamespace(http_url=another.http_url)
         at.go()
-        assert another.ended(10) == 0
+        assert another.ended() == 0
 
 
 @effect("POST", "/admin/v3/transactions/abortTransaction/{most}/{least}")
@@ -566,7 +566,7 @@ def _(at):
     at.go()
     assert at.backlogs() == {"s": 0, "other": 0}
     eventually(lambda: not {one["ledgerId"] for one in at.get(at.t + "/internalStats")["ledgers"]} &
-               {one["ledgerId"] for one in before}, 10, "ledgers that are gone")
+               {one["ledgerId"] for one in before}, what="ledgers that are gone")
     assert at.raw("GET", f"{at.t}/ledger/{ids[0].ledger_id()}/entry/0")[0] == 404
 
 
@@ -575,11 +575,11 @@ def _(at):
     at.made()
     at.publish(3, partition_key="k")
     at.go()
-    eventually(lambda: at.get(at.t + "/compaction")["status"] == "SUCCESS", 60, "a compaction")
+    eventually(lambda: at.get(at.t + "/compaction")["status"] == "SUCCESS", what="a compaction")
     with contextlib.closing(at.client.subscribe(at.name, "read", is_read_compacted=True,
                                                 initial_position=pulsar.InitialPosition.Earliest,
                                                 consumer_type=pulsar.ConsumerType.Exclusive)) as consumer:
-        assert consumer.receive(10_000).data() == b"2"
+        assert consumer.receive(HANG_MS).data() == b"2"
 
 
 @effect("DELETE", _T + "/{subscription}/dispatchRate")
@@ -672,7 +672,7 @@ def _(at):
 @effect("POST", _S + "/expireMessages/{seconds}")
 def _(at):
     at.made("s other", 3)
-    eventually(lambda: at.go(seconds=1) or not at.backlogs()["s"], 10, "messages that are a second old")
+    eventually(lambda: at.go(seconds=1) or not at.backlogs()["s"], what="messages that are a second old")
     assert at.backlogs() == {"s": 0, "other": 3}
 
 
@@ -681,7 +681,7 @@ def _(at):
     at.made("s other", 3)
     at.go(seconds=3_600)
     assert at.backlogs() == {"s": 3, "other": 3}
-    eventually(lambda: at.go(seconds=1) or not any(at.backlogs().values()), 10, "messages that are a second old")
+    eventually(lambda: at.go(seconds=1) or not any(at.backlogs().values()), what="messages that are a second old")
 
 
 @effect("POST", _S + "/analyzeBacklog")
@@ -784,7 +784,7 @@ def _(at):
     rows = f"/ops/v1/clients/persistent/{at.place}/t"
     [address] = [row["address"] for row in at.get(rows)["rows"]]
     at.go(address=address)
-    [again] = eventually(lambda: [row["address"] for row in at.get(rows)["rows"]], 60)
+    [again] = eventually(lambda: [row["address"] for row in at.get(rows)["rows"]])
     assert again != address
     producer.send(b"the client has connected again")
     client.close()

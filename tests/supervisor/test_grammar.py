@@ -10,6 +10,8 @@ import pytest
 from geminga.supervisor.cli.output import FORMS
 from geminga.supervisor.main import geminga, main
 
+from ..harness import HANG_SECONDS
+
 HEAVY = {"numpy", "google.protobuf", "aiohttp", "asyncio", "cryptography", "rich", "yaml", "jmespath", "jwt", "pyarrow",
          "http.client", "ssl", "sqlite3", "zmq"}
 # Options that mean another thing in another command, with other values.
@@ -155,7 +157,8 @@ def test_every_command_prints_its_help_and_imports_nothing_heavy():
     code = (f"import sys; from geminga.supervisor.main import main\nfor path in {paths}:\n"
             "    for option in '-h', '--help': print('status', main([*path.split()[1:], option]))\n"
             "print(*sys.modules, file=sys.stderr)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=True)
     assert re.findall(r"^Usage: (geminga(?: [a-z][\w-]*)*)", done.stdout, re.MULTILINE) == [
         path for path in paths for _ in range(2)]
     assert re.findall(r"^status (.*)$", done.stdout, re.MULTILINE) == ["0"] * 2 * len(paths)

@@ -12,7 +12,7 @@ import pytest
 from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor.processes import control_socket
 
-from ..harness import Broker, Stopwatch, eventually, request, unique_topic
+from ..harness import HANG_MS, Broker, Stopwatch, eventually, request, unique_topic
 
 pytestmark = pytest.mark.slow
 
@@ -82,9 +82,9 @@ def client_at(broker, worker):
 
 
 def test_readiness_is_told_when_everybody_is(hung_broker, manager):
-    eventually(lambda: manager.said("READY=1"), 30)
+    eventually(lambda: manager.said("READY=1"))
     assert manager.said("READY=1") == ["READY=1"]
-    eventually(lambda: manager.said("WATCHDOG=1"), 30)
+    eventually(lambda: manager.said("WATCHDOG=1"))
     before = next(at for at, (_, line) in enumerate(manager.lines) if line == "READY=1")
     told = [line for _, line in manager.lines[:before]]
     assert any("recovering: owner 1 of 2" in line for line in told)
@@ -112,15 +112,15 @@ def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
         assert asked.seconds() < 2
         assert watch.seconds() < HUNG_SECONDS
     for role, pid in hung.items():
-        broker.wait_replaced(role, 0, pid, 30)
+        broker.wait_replaced(role, 0, pid)
     sent += [producer.send(b"after %d" % n) and b"after %d" % n for n in range(10)]
     got = set()
     while len(got) < len(sent):
-        message = consumer.receive(20_000)
+        message = consumer.receive(HANG_MS)
         got.add(message.data())
         consumer.acknowledge(message)
     assert got == set(sent)
-    eventually(lambda: request("GET", broker.http_url + "/admin/v2/brokers/health")[0] == 200, 20)
+    eventually(lambda: request("GET", broker.http_url + "/admin/v2/brokers/health")[0] == 200)
     for name, pid in (("geminga-w0", hung["worker"]), ("geminga-o0", hung["owner"]), ("geminga-admin", hung["admin"])):
         assert f"{name} (pid {pid}) has not answered for" in broker.log()
     assert "it is stopped by a signal; it was killed; starting it again" in broker.log()
@@ -161,7 +161,7 @@ def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
         before = len(manager.lines)
         [answer] = control_socket.ask(hung_broker.data_dir, reload=True)
         assert error in answer["error"]
-        eventually(lambda before=before: any(line == "READY=1" for _, line in manager.lines[before:]), 30)
+        eventually(lambda before=before: any(line == "READY=1" for _, line in manager.lines[before:]))
         told = [line for _, line in manager.lines[before:] if not line.startswith("WATCHDOG")]
         assert (told[0], told[1].partition("=")[0]) == ("RELOADING=1", "MONOTONIC_USEC")
         assert told[-1] == "READY=1"
@@ -171,4 +171,4 @@ def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
 @pytest.mark.slow
 def test_the_end_is_told(hung_broker, manager):
     assert hung_broker.stop() == 0
-    eventually(lambda: manager.said("STOPPING=1"), 30)
+    eventually(lambda: manager.said("STOPPING=1"))

@@ -6,7 +6,7 @@ import subprocess
 import click
 import pytest
 
-from ..harness import COMMAND
+from ..harness import COMMAND, HANG_SECONDS
 from ..proto.client_frames import T
 from ..standby.pair import Standby
 from ..workers.peer import Peer
@@ -45,7 +45,7 @@ def printed(own, client, tmp_path_factory):
 
     def run(words, *more):
         done = subprocess.run([COMMAND[0], *words.split(), *map(str, more), "-o", "json"], capture_output=True,
-                              text=True, timeout=60, check=False, cwd=place,
+                              text=True, timeout=HANG_SECONDS, check=False, cwd=place,
                               env={"PATH": "/usr/bin:/bin", "HOME": str(place)})
         assert done.stderr == "", words
         return json.loads(done.stdout)

@@ -9,7 +9,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import COMMAND, Broker, eventually, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, Broker, eventually, unique_topic
 from ..workers.peer import Peer
 
 T = api.BaseCommand.Type
@@ -58,7 +58,7 @@ def test_clients_are_told_of_a_stop_although_all_processes_get_the_signal(start_
         for pid in (*broker.children().values(), broker.pid):
             os.kill(pid, how)
         assert client.hear().type == T.CLOSE_PRODUCER
-        assert broker.ended(30) == 0
+        assert broker.ended() == 0
 
 
 def test_a_child_that_does_not_stop_does_not_keep_the_broker(fresh_broker):
@@ -93,7 +93,7 @@ def test_a_certificate_that_cannot_be_read_ends_as_a_wrong_configuration(tmp_pat
     file = tmp_path / "geminga.toml"
     file.write_text(f'[tls]\ncertificate = "{tmp_path}/none.pem"\nkey = "{tmp_path}/none.key"\nport = 0\n')
     command = [*COMMAND, "--data-dir", tmp_path / "data", "--config", file, "--port", "0", "--http-port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "none.pem" in done.stderr
 
@@ -101,11 +101,11 @@ def test_a_certificate_that_cannot_be_read_ends_as_a_wrong_configuration(tmp_pat
 def test_a_second_end_has_its_own_cause(start_broker):
     """A child was killed because it hung; its successor, killed by somebody else, is not reported as hanging."""
     broker = start_broker()
-    second = broker.wait_replaced("worker", 0, broker.pause("worker"), 60)
+    second = broker.wait_replaced("worker", 0, broker.pause("worker"))
     before = len(broker.log())
-    eventually(lambda: psutil.Process(second).status() == psutil.STATUS_SLEEPING, 30)
+    eventually(lambda: psutil.Process(second).status() == psutil.STATUS_SLEEPING)
     broker.kill("worker")
-    broker.wait_replaced("worker", 0, second, 60)
+    broker.wait_replaced("worker", 0, second)
     lines = broker.log()[before:].splitlines()
     [line] = [line for line in lines if "geminga-w0" in line and "killed by SIGKILL" in line]
     assert "hang" not in line and "answer" not in line, line

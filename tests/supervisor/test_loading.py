@@ -11,7 +11,7 @@ import psutil
 import pulsar
 import pytest
 
-from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, request, unique_topic
 from .test_serve import run
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def _asked(url):
 def test_a_broker_that_loads_says_how_far_it_is_and_refuses_the_rest(slow):
     """Nobody meets a broker with partitions missing; as soon as they are there, everything is answered."""
     http = slow.http
-    eventually(lambda: "3 of 40" in _asked(f"{http}/ready")[1], 30)
+    eventually(lambda: "3 of 40" in _asked(f"{http}/ready")[1])
     status, printed, complaints = run("status", "--admin-url", http)
     assert (status, complaints) == (1, []) and ", loading" in printed.splitlines()[0]
     assert "  the broker is loading: owner 0 has recovered 3 of 40" in printed.splitlines()
@@ -88,7 +88,7 @@ def test_a_broker_that_loads_says_how_far_it_is_and_refuses_the_rest(slow):
     status, text = request("GET", f"{http}/admin/v2/tenants")
     assert status == 503 and "the broker is loading" in text and "try again" in text
     slow.go.touch()
-    eventually(lambda: _asked(f"{http}/ready") == (200, "ok"), 30)
+    eventually(lambda: _asked(f"{http}/ready") == (200, "ok"))
     assert run("status", "--ready", "--admin-url", http)[:2] == (0, "ok\n")
     assert request("GET", f"{http}/admin/v2/tenants")[0] == 200
     assert json.loads(run("status", "--json", "--admin-url", http)[1])["loading"] == []
@@ -98,30 +98,30 @@ def test_clients_are_accepted_while_the_host_can_serve_and_refused_otherwise(slo
     """Refused before owners have recovered, when all fail to start again, and from the first moment of a stop.  A
     process that restarts closes nothing.
     """
-    eventually(lambda: "3 of 40" in _asked(f"{slow.http}/ready")[1], 30)
+    eventually(lambda: "3 of 40" in _asked(f"{slow.http}/ready")[1])
     assert not slow.is_accepting()
     slow.go.touch()
-    eventually(slow.is_accepting, 30)
-    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    eventually(slow.is_accepting)
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"))
     for name in ("geminga-w0", "geminga-o0"):
         old = slow.child(name)
         old.suspend()
         assert slow.is_accepting()
         old.kill()
-        eventually(lambda name=name, old=old: not slow.is_accepting() or slow.child(name) not in (None, old), 30)
+        eventually(lambda name=name, old=old: not slow.is_accepting() or slow.child(name) not in (None, old))
         assert slow.is_accepting()
-    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"))
     failing = slow.go.with_name("go.fail")
     failing.touch()
     for name in ("geminga-o0", "geminga-o1"):
         slow.child(name).kill()
-    eventually(lambda: not slow.is_accepting(), 30)
+    eventually(lambda: not slow.is_accepting())
     failing.unlink()
-    eventually(slow.is_accepting, 30)
-    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    eventually(slow.is_accepting)
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"))
     slow.child("geminga-web").suspend()      # workers and owners end after it
     slow.process.terminate()
-    eventually(lambda: not slow.is_accepting() and slow.child("geminga-w0") and slow.child("geminga-o0"), 30)
+    eventually(lambda: not slow.is_accepting() and slow.child("geminga-w0") and slow.child("geminga-o0"))
 
 
 def test_the_status_has_rates_of_the_last_seconds(broker):
@@ -133,7 +133,7 @@ def test_the_status_has_rates_of_the_last_seconds(broker):
 
     def rates():
         return json.loads(run("status", "--json", "--admin-url", broker.http_url)[1])["rates"]
-    assert eventually(lambda: (now := rates())["messages_in"] > 0 and now["bytes_in"] > 0 and now, 15)
+    assert eventually(lambda: (now := rates())["messages_in"] > 0 and now["bytes_in"] > 0 and now)
     client.close()
 
 
@@ -147,23 +147,23 @@ def draining(tmp_path):
         topic = unique_topic("held")
         consumer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
         client.create_producer(topic).send(b"held")
-        message = consumer.receive(10_000)
+        message = consumer.receive(HANG_MS)
         os.kill(broker.pid, signal.SIGTERM)
-        eventually(lambda: "is drained for up to 60 s" in broker.log(), 10)
+        eventually(lambda: "is drained for up to 60 s" in broker.log())
         yield broker, lambda: consumer.acknowledge(message)
         client.close()
 
 
 def test_sigterm_waits_for_what_consumers_hold_where_drain_s_says_so(draining):
     broker, acknowledge = draining
-    assert "1 messages are to be acknowledged" in eventually(lambda: _asked(f"{broker.http_url}/ready")[1], 10)
+    assert "1 messages are to be acknowledged" in eventually(lambda: _asked(f"{broker.http_url}/ready")[1])
     acknowledge()
-    assert broker.ended(20) == 0
+    assert broker.ended() == 0
     assert "the broker was drained: 0 messages are not acknowledged" in broker.log()
 
 
 def test_a_second_sigterm_ends_the_wait(draining):
     broker, _ = draining
     os.kill(broker.pid, signal.SIGTERM)
-    assert broker.ended(20) == 0
+    assert broker.ended() == 0
     assert "was drained: 0" not in broker.log()

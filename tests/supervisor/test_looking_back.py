@@ -94,10 +94,10 @@ def test_lines_of_a_file_are_read_backwards_at_any_length(tmp_path):
 
 def test_lines_of_all_processes_are_kept_over_a_restart(own, ask):
     topic = create(ask)
-    line = eventually(lambda: ask(f"/ops/v1/log?match={topic}")["rows"], 10)[0]
+    line = eventually(lambda: ask(f"/ops/v1/log?match={topic}")["rows"])[0]
     assert (line["process"], line["level"]) == ("geminga-admin", "info") and "administration: PUT" in line["text"]
-    own.wait_replaced("admin", 0, own.kill("admin"), 30)
-    eventually(lambda: request("GET", own.http_url + "/ready")[0] == 200, 30)
+    own.wait_replaced("admin", 0, own.kill("admin"))
+    eventually(lambda: request("GET", own.http_url + "/ready")[0] == 200)
     assert ask(f"/ops/v1/log?match={topic}")["rows"][-1] == line
     [killed] = ask("/ops/v1/log?level=error&code=G201&process=supervisor")["rows"][:1]
     assert "geminga-admin" in killed["text"] and killed["time_ms"] >= line["time_ms"]
@@ -154,7 +154,7 @@ def test_a_reload_changes_values_with_their_source_and_no_secret_is_shown(tmp_pa
         assert rows()["log.level"]["origin"] == f"{file}:4"
         file.write_text("\n\n[alarms]\nmemory_percent = 70\n[log]\nlevel = 'warning'\n")
         os.kill(own.pid, 1)
-        changed = eventually(lambda: (found := rows())["log.level"]["value"] == '"warning"' and found, 30)
+        changed = eventually(lambda: (found := rows())["log.level"]["value"] == '"warning"' and found)
         assert changed["log.level"]["origin"] == f"{file}:6" and not changed["authentication.secret_keys"]["is_set"]
         assert changed["alarms.memory_percent"]["value"] == "70"
     finally:
@@ -176,5 +176,5 @@ def test_compactions_are_told_with_their_results(ask):
                                          "numbers": {"running": 0, "waiting": 0}, "ended": []}
     topic = create(ask)
     ask(f"/admin/v2/{topic.replace('://', '/')}/compaction", 204, "PUT")
-    ended = eventually(lambda: ask("/ops/v1/compaction")["ended"], 60)
+    ended = eventually(lambda: ask("/ops/v1/compaction")["ended"])
     assert ended[0]["topic"] == topic and ended[0]["error"] == "" and ended[0]["succeeded"] == 1

@@ -7,7 +7,7 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 
 
 class Order(Record):
@@ -58,12 +58,12 @@ def test_a_subscription_has_only_what_it_has_not_acknowledged(own, client, get):
     consumer = client.subscribe(topic, "reads", consumer_type=pulsar.ConsumerType.Shared)
     publish(client, topic, [b"%d" % number for number in range(6)])
     for number in range(6):
-        message = consumer.receive(10_000)
+        message = consumer.receive(HANG_MS)
         if number in (0, 1, 3):
             consumer.acknowledge(message)
     consumer.close()
     path = f"messages/{path_of(topic)}/reads"
-    eventually(lambda: [row["payload"] for row in get(path)["rows"]] == ["2", "4", "5"], 10)
+    eventually(lambda: [row["payload"] for row in get(path)["rows"]] == ["2", "4", "5"])
     skipped = get(f"{path}?skip=1")
     assert [row["payload"] for row in skipped["rows"]] == ["4", "5"]
     assert (skipped["passed_entries"], skipped["passed_messages"]) == (1, 1)
@@ -160,7 +160,7 @@ def test_the_states_of_all_entries_are_counted_in_segments(own, client, get):
     publish(client, topic, [b"m"] * 40)
     publish(client, topic, [b"later"] * 4, deliver_at=4_000_000_000_000)
     for number in range(10):
-        message = consumer.receive(10_000)
+        message = consumer.receive(HANG_MS)
         if number != 5:
             consumer.acknowledge(message)
 
@@ -168,7 +168,7 @@ def test_the_states_of_all_entries_are_counted_in_segments(own, client, get):
         [told] = get(f"cursor/{path_of(topic)}/map?segments=22")["partitions"]
         return told if told["counts"]["acknowledged"] == 9 else None
 
-    told = eventually(counts, 10)
+    told = eventually(counts)
     states = ("acknowledged", "out", "again", "parked", "delayed", "waiting")
     assert told["entries"] == 44 and len(told["segments"]) == 22 and told["is_exact"]
     assert told["counts"]["delayed"] == 4
@@ -179,7 +179,7 @@ def test_the_states_of_all_entries_are_counted_in_segments(own, client, get):
     assert told["segments"][2] == [1, 1, 0, 0, 0, 0]      # the sixth message is the hole
     consumer.redeliver_unacknowledged_messages()
     consumer.close()
-    eventually(lambda: counts()["counts"]["out"] == 0, 10)
+    eventually(lambda: counts()["counts"]["out"] == 0)
 
 
 def test_a_partitioned_topic_has_a_map_for_each_partition(own, client, get):
@@ -195,7 +195,7 @@ def test_a_partitioned_topic_has_a_map_for_each_partition(own, client, get):
 # -- searches
 
 def lines_of(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=HANG_SECONDS) as answer:
         return [json.loads(line) for line in answer]
 
 
@@ -232,13 +232,13 @@ def test_a_message_is_published_with_everything_that_was_said(own, client):
     topic = unique_topic()
     consumer = client.subscribe(topic, "reads")
     status, told = post(own, topic, {"payload": "hällo", "key": "k", "properties": {"a": "b"}, "eventTime": 123_456})
-    message = consumer.receive(10_000)
+    message = consumer.receive(HANG_MS)
     assert status == 200 and told["topic"] == topic
     assert told["id"] == f"{message.message_id().ledger_id()}:{message.message_id().entry_id()}"
     assert message.data().decode() == "hällo" and message.partition_key() == "k"
     assert message.properties() == {"a": "b"} and message.event_timestamp() == 123_456
     assert post(own, topic, {"payloadBase64": base64.b64encode(b"\0\xff").decode()})[0] == 200
-    assert consumer.receive(10_000).data() == b"\0\xff"
+    assert consumer.receive(HANG_MS).data() == b"\0\xff"
     consumer.close()
 
 
@@ -246,7 +246,7 @@ def test_a_value_is_encoded_by_the_topics_schema(own, client):
     topic = unique_topic()
     consumer = client.subscribe(topic, "reads", schema=AvroSchema(Order))
     assert post(own, topic, {"value": {"number": 3, "name": "x"}})[0] == 200
-    assert consumer.receive(10_000).value().number == 3
+    assert consumer.receive(HANG_MS).value().number == 3
     status, told = post(own, topic, {"value": {"number": "three", "name": "x"}})
     assert status == 400 and "number" in told["reason"]
     consumer.close()
@@ -283,10 +283,10 @@ def test_a_redrive_is_looked_at_and_then_done(own, client, get):
     assert get(f"messages/{path_of(topic)}")["rows"] == []      # it was a look
     status, text = request("POST", f"{own.http_url}/ops/v1/redrive/{path_of(dead)}", b'{"count": 1}')
     assert status == 200 and json.loads(text)["targets"] == {topic: 1}
-    assert consumer.receive(10_000).data() == b"one"
+    assert consumer.receive(HANG_MS).data() == b"one"
     status, text = request("POST", f"{own.http_url}/ops/v1/redrive/{path_of(dead)}", b"{}")
     assert status == 200 and json.loads(text)["targets"] == {topic: 1}
-    assert consumer.receive(10_000).data() == b"two"
+    assert consumer.receive(HANG_MS).data() == b"two"
     consumer.close()
 
 
@@ -307,4 +307,4 @@ def test_a_search_ends_when_its_caller_leaves(own, client):
     assert request("GET", f"{own.http_url}/ops/v1/search/{path_of(topic)}?limit=1")[0] == 503
     for job in jobs:
         job.close()
-    eventually(lambda: request("GET", f"{own.http_url}/ops/v1/search/{path_of(topic)}?limit=1")[0] == 200, 20)
+    eventually(lambda: request("GET", f"{own.http_url}/ops/v1/search/{path_of(topic)}?limit=1")[0] == 200)

@@ -5,11 +5,21 @@ import subprocess
 import pulsar
 import pytest
 
-from ..harness import COMMAND, Broker, guarded_broker, messages_of, partitioned_topic, request, unique_topic
+from ..harness import (
+    COMMAND,
+    HANG_MS,
+    HANG_SECONDS,
+    Broker,
+    guarded_broker,
+    messages_of,
+    partitioned_topic,
+    request,
+    unique_topic,
+)
 
 GEMINGA = COMMAND[0]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-SECONDS = 60
+SECONDS = HANG_SECONDS
 
 
 class Order(pulsar.schema.Record):
@@ -177,7 +187,7 @@ def test_subscriptions_can_be_made_before_the_first_message(there, client, bring
     publish(there, topic, 10)
     assert bring("--subscription", "work", topic)[0] == 0
     consumer = client.subscribe(topic, "work")
-    assert [consumer.receive(10_000).properties()["number"] for _ in range(10)] == [str(number) for number in range(10)]
+    assert [consumer.receive(HANG_MS).properties()["number"] for _ in range(10)] == list("0123456789")
     consumer.close()
 
 

@@ -21,7 +21,7 @@ from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main
 from geminga.supervisor.tasks import job_socket, night_engines, nights
 
-from ..harness import COMMAND, eventually, request, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, eventually, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
 from .test_metrics import samples, value
 
@@ -131,7 +131,7 @@ def test_the_broker_knows_how_far_a_night_is(own, client, nightly, monkeypatch, 
     assert running(own) is None and samples_of_progress(own) == {"running": 0}
 
     def look_and_adopt(*about):
-        seen.append(eventually(lambda: (found := running(own)) and found["ratio"] == 1 and found, 30))
+        seen.append(eventually(lambda: (found := running(own)) and found["ratio"] == 1 and found))
         seen.append(samples_of_progress(own))
         seen.append(json.loads(request("GET", f"{own.http_url}/ops/v1/compaction")[1])["night"])
         main(["status", "--admin-url", own.http_url])
@@ -170,13 +170,13 @@ def test_a_night_that_is_killed_is_over(own, client):
                "--topic", topic]
     with subprocess.Popen(command) as night:
         try:
-            assert eventually(lambda: running(own), 30)
+            assert eventually(lambda: running(own))
             own.stop()
             own.start()
-            assert eventually(lambda: running(own), 30)["stage"] == "writing"
+            assert eventually(lambda: running(own))["stage"] == "writing"
         finally:
             night.kill()
-    assert eventually(lambda: running(own) is None, 30)
+    assert eventually(lambda: running(own) is None)
     assert samples_of_progress(own) == {"running": 0} and not views(own, topic)
 
 
@@ -408,7 +408,7 @@ def test_it_takes_idle_cores_and_does_not_starve():
         try:
             mine = int(job.stdout.readline())
             for policy in (os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE):
-                eventually(lambda policy=policy: os.sched_getscheduler(mine) == policy, 60, f"policy {policy}")
+                eventually(lambda policy=policy: os.sched_getscheduler(mine) == policy, what=f"policy {policy}")
             assert os.sched_getaffinity(mine) == set(cores[:-1] or cores)
         finally:
             other.kill()
@@ -422,7 +422,8 @@ def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
     def failed(result, status):
         environ = os.environ | {"MONITOR_SERVICE_RESULT": result, "MONITOR_EXIT_STATUS": status}
         command = [COMMAND[0], "nightly", "failed", "--data-dir", str(own.data_dir)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environ).stderr
+        return subprocess.run(command, capture_output=True, text=True, check=True,
+                              timeout=HANG_SECONDS, env=environ).stderr
 
     assert nightly()[0] == 0
     before = job_socket.last_report(own.data_dir)

@@ -17,7 +17,7 @@ from geminga.supervisor.main import main
 from geminga.workers.identity.options import AuthenticationOptions, TlsOptions
 from geminga.workers.options import WorkerOptions
 
-from ..harness import Broker, request
+from ..harness import HANG_SECONDS, Broker, request
 from .test_serve import run
 
 KEY = "geminga-test-key-of-more-than-32-bytes"
@@ -91,7 +91,7 @@ def _status(broker, credentials):
     import urllib.request
     asked = urllib.request.Request(f"{broker.http_url}/admin/v2/tenants", headers={"Authorization": credentials})
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code

@@ -52,13 +52,12 @@ def test_debug_of_one_topic_is_told_by_all_processes_and_ends_by_itself(own, run
     topic, other = unique_topic(), unique_topic()
     status, said, _ = run("log", "level", "debug", "--topic", topic, "--for", "1m")
     assert status == 0 and "info is configured" in said and f"of topic {topic}" in said
-    eventually(lambda: (use(own, topic), lines(own, "a producer was made", f"topic={topic} ", "client=127.0.0.1:"))[1],
-               30)
+    eventually(lambda: (use(own, topic), lines(own, "a producer was made", f"topic={topic} ", "client=127.0.0.1:"))[1])
     use(own, other)
     assert not lines(own, "a producer was made", other)
     # this replaces the level for a minute
     assert run("log", "level", "debug", "--topic", topic, "--for", "1s")[0] == 0
-    eventually(lambda: json.loads(request("GET", own.http_url + LEVEL)[1])["for_now"] == [], 30)
+    eventually(lambda: json.loads(request("GET", own.http_url + LEVEL)[1])["for_now"] == [])
     told = len(lines(own, "a producer was made"))
     use(own, topic)
     assert len(lines(own, "a producer was made")) == told
@@ -66,14 +65,14 @@ def test_debug_of_one_topic_is_told_by_all_processes_and_ends_by_itself(own, run
 
 def test_a_level_of_everything_reaches_workers_and_whoever_is_started_later(own, run):
     assert run("log", "level", "debug")[0] == 0
-    eventually(lambda: (use(own, unique_topic()), lines(own, "a connection was opened", "client=127.0.0.1:"))[1], 30)
+    eventually(lambda: (use(own, unique_topic()), lines(own, "a connection was opened", "client=127.0.0.1:"))[1])
     before = len(lines(own, "a producer was made"))
     for index in range(2):
-        own.wait_replaced("owner", index, own.kill("owner", index), 10)
+        own.wait_replaced("owner", index, own.kill("owner", index))
     topic = unique_topic()
-    eventually(lambda: (use(own, topic), lines(own, "a producer was made", topic))[1], 10)
-    own.wait_replaced("admin", 0, own.kill("admin"), 10)
-    eventually(lambda: "debug for another" in run("log", "level")[1], 10)
+    eventually(lambda: (use(own, topic), lines(own, "a producer was made", topic))[1])
+    own.wait_replaced("admin", 0, own.kill("admin"))
+    eventually(lambda: "debug for another" in run("log", "level")[1])
     assert run("log", "level", "--reset")[1] == "info is configured\n"
     assert len(lines(own, "a producer was made")) > before
 
@@ -170,7 +169,7 @@ def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(tmp_
     try:
         broker.start()
         for index in (0, 1, 0):
-            eventually(lambda: request("GET", broker.http_url + "/ready") == (200, "ok"), 20)
+            eventually(lambda: request("GET", broker.http_url + "/ready") == (200, "ok"))
             broker.kill(role, index)
             code, text = request("GET", broker.http_url + "/ready")
             assert (code, f"{role} {index} is being started" in text) == (503, True), text
@@ -214,12 +213,12 @@ def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path
     broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
     try:
         broker.start()
-        eventually(lambda: ready(broker) == 200, 20)
+        eventually(lambda: ready(broker) == 200)
         old = {(role, index): broker.child(role, index) for role, index in (
             ("worker", 0), ("worker", 1), ("owner", 0), ("owner", 1), ("admin", 0))}
         for pid in old.values():
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: ready(broker) == 200, 30)
+        eventually(lambda: ready(broker) == 200)
         assert all(broker.child(*which) not in (None, pid) for which, pid in old.items())
     finally:
         broker.close()
@@ -248,7 +247,7 @@ def test_damage_is_an_alarm_in_status_metrics_and_log_until_it_was_seen_to(fresh
     fresh.start()
     assert metric(fresh, 'geminga_alarm{alarm="damage"}') == 0
     assert main.main(["read", "--url", fresh.service_url, "kept"]) == 0
-    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="damage"}') == 1, 10)
+    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="damage"}') == 1)
     capsys.readouterr()
     assert main.main(["status", "--http-url", fresh.http_url]) == 1
     said = capsys.readouterr().out
@@ -266,8 +265,8 @@ def test_only_alarms_that_stay_can_be_seen_to(fresh, capsys):
 
 def test_a_process_that_has_to_be_started_again_and_again_is_an_alarm(fresh, capsys):
     for _ in range(2):
-        fresh.wait_replaced("worker", 0, fresh.kill("worker"), 10)
-    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="processes"}') == 1, 10)
+        fresh.wait_replaced("worker", 0, fresh.kill("worker"))
+    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="processes"}') == 1)
     assert main.main(["status", "--http-url", fresh.http_url]) == 1
     assert re.search(r"worker-0 .* started again 2 times\n", capsys.readouterr().out)
     assert metric(fresh, 'geminga_starts_total{process="worker-0"}') == 3
@@ -293,7 +292,7 @@ def test_short_memory_is_an_alarm_and_not_ready_and_what_is_refused_follows_the_
     broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1", "--config", str(config))
     broker.start()
     try:
-        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 503, 10)
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 503)
         assert (
             "MiB of" in request("GET", broker.http_url + "/ready")[1]
             and request("GET", broker.http_url + "/status.html")[0] == 200
@@ -304,11 +303,11 @@ def test_short_memory_is_an_alarm_and_not_ready_and_what_is_refused_follows_the_
         assert metric(broker, 'geminga_alarm{alarm="memory"}') == 1
         # One that is under way when memory runs short is told that its producer was closed.
         eventually(lambda: main.main(["publish", "--url", broker.service_url, "full", "1"]) == 1
-                   and "memory is nearly used up" in capsys.readouterr().err, 60)
+                   and "memory is nearly used up" in capsys.readouterr().err)
         config.write_text("[alarms]\nmemory_percent = 100\nmemory_refuse_percent = 0\n")
         os.kill(broker.pid, signal.SIGHUP)
-        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200, 10)
-        eventually(lambda: main.main(["publish", "--url", broker.service_url, "full", "1"]) == 0, 10)
-        eventually(lambda: lines(broker, "alarm memory is over"), 10)
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200)
+        eventually(lambda: main.main(["publish", "--url", broker.service_url, "full", "1"]) == 0)
+        eventually(lambda: lines(broker, "alarm memory is over"))
     finally:
         broker.close()

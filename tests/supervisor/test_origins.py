@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from bcrypt import gensalt, hashpw
 
-from ..harness import Broker, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, request, unique_topic
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def asked(broker, method, path, body=None, source=None, **headers):
     """
     where = urlsplit(broker.http_url).netloc
     with contextlib.closing(
-        http.client.HTTPConnection(where, timeout=60, source_address=source and (source, 0))
+        http.client.HTTPConnection(where, timeout=HANG_SECONDS, source_address=source and (source, 0))
     ) as connection:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.putrequest(method, path, skip_host="Host" in sent, skip_accept_encoding=True)

@@ -14,7 +14,7 @@ from geminga.proto import names
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.supervisor import main
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_MS, eventually, request, unique_topic
 
 DOMAINS = "persistent", "non-persistent"
 NOT_OURS = b"not for the partitioned topic"
@@ -46,7 +46,7 @@ def published(client, topic):
 def read(client, topic):
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     try:
-        return reader.read_next(timeout_millis=20_000).data()
+        return reader.read_next(timeout_millis=HANG_MS).data()
     finally:
         reader.close()
 
@@ -71,7 +71,7 @@ def test_a_live_topic_that_keeps_no_messages_holds_its_name_too(own, client):
     assert admin(own, "PUT", f"{path_of(topic)}/partitions", 3)[0] == 409
     assert listed(own, topic) == ["-partition-1"]
     producer.close()      # such a topic ends with its last client
-    eventually(lambda: listed(own, topic) == [], 20)
+    eventually(lambda: listed(own, topic) == [])
     assert admin(own, "PUT", f"{path_of(topic)}/partitions", 3)[0] == 204
 
 

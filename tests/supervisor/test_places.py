@@ -187,7 +187,7 @@ def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, t
         assert run("publish", "--url", broker.service_url, unique_topic("mine"), "hello")[0] == 0
         assert request("PUT", broker.http_url + "/admin/v2/tenants/acme", b"{}")[0] in (204, 412)
         assert request("PUT", broker.http_url + "/admin/v2/namespaces/public/other")[0] == 204
-        eventually(lambda: (broker.data_dir / "audit.log").exists(), 10, "the audit log")
+        eventually(lambda: (broker.data_dir / "audit.log").exists(), what="the audit log")
         made = {path: path.lstat().st_mode for path in broker.data_dir.rglob("*")}
         assert {path.name for path, mode in made.items() if stat.S_ISSOCK(mode)} >= {"supervisor", "socket"}
         assert {"catalogue.sqlite", "audit.log", "stacks", "lock"} <= {path.name for path in made}

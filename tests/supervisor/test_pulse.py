@@ -89,7 +89,7 @@ def test_who_waits_for_a_thread_that_waits_in_the_kernel_does_so_too():
     """An owner waits for the thread of its checkpoint, on a disk that hangs."""
     waiter = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_THREAD], start_new_session=True)
     try:
-        eventually(lambda: state_of(waiter.pid).letter == "D", 10)
+        eventually(lambda: state_of(waiter.pid).letter == "D")
     finally:
         os.killpg(waiter.pid, signal.SIGKILL)
         waiter.wait()
@@ -99,9 +99,9 @@ def test_the_kernel_tells_who_is_stopped():
     assert state_of(os.getpid()).letter == "R"
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
-        eventually(lambda: state_of(sleeper.pid).letter == "S", 10)
+        eventually(lambda: state_of(sleeper.pid).letter == "S")
         sleeper.send_signal(signal.SIGSTOP)
-        eventually(lambda: state_of(sleeper.pid).letter == "T", 10)
+        eventually(lambda: state_of(sleeper.pid).letter == "T")
     finally:
         sleeper.kill()
         sleeper.wait()

@@ -10,11 +10,11 @@ import pytest
 from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client import key_hashing
 
-from ..harness import COMMAND, eventually, messages_of, partitioned_topic, request, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, messages_of, partitioned_topic, request, unique_topic
 
 pytestmark = pytest.mark.slow
 GEMINGA = COMMAND[0]
-SECONDS = 60
+SECONDS = HANG_SECONDS
 
 
 class Order(pulsar.schema.Record):
@@ -82,7 +82,7 @@ def test_letters_of_a_real_consumer_are_delivered_to_it_again(own, client):
     assert redrive(own, dead, "-s", "shipping")[1]["not_chosen"] == 1
     status, figures, complaints = redrive(own, dead, "-s", "billing")
     assert (status, figures["sent"], figures["targets"], complaints) == (0, 1, {topic: 1}, [])
-    again = consumer.receive(10_000)
+    again = consumer.receive(HANG_MS)
     assert (again.data(), again.partition_key(), again.redelivery_count()) == (b"poison", "k", 0)
     letter = messages_of(client, dead)[0].message_id()
     assert again.properties() == {
@@ -112,9 +112,9 @@ def test_only_the_subscription_that_lost_a_letter_gets_it_back(own, client, to_a
     for consumer, expected in zip(consumers, (60, 60, 60) if to_all else (20, 20, 0), strict=True):
         bodies = []
         while b"last" not in bodies:
-            bodies.append(consumer.receive(20_000).data())
+            bodies.append(consumer.receive(HANG_MS).data())
         assert len(bodies) == expected + 1
-    assert reader.read_next(20_000).data() == (b"letter 0" if to_all else b"last")
+    assert reader.read_next(HANG_MS).data() == (b"letter 0" if to_all else b"last")
     reader.close()
     assert eventually(lambda: subscriptions(own, topic) == {"billing", "shipping", "search"}, SECONDS)
 
@@ -203,7 +203,7 @@ def test_large_letters_and_schemas_come_through(own, client):
     assert redrive(own, dead, "--where", "value.number > `7`")[1]["not_chosen"] == 1
     assert redrive(own, dead, "--where", "value.number == `7`")[1]["sent"] == 1
     reader = client.create_reader(origin, pulsar.MessageId.earliest, schema=schema)
-    assert reader.read_next(10_000).value().number == 7
+    assert reader.read_next(HANG_MS).value().number == 7
     origin, dead = make(client, unique_topic(), unique_topic("dead"))
     producer = client.create_producer(dead, batching_enabled=False, chunking_enabled=True)
     payload = bytes(range(256)) * 50_000

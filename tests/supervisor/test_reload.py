@@ -29,7 +29,7 @@ from geminga.supervisor.processes.reload import Reload, merged
 from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
 from ..clients.test_tls import Authority
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
 from ..workers.peer import Closed, Peer
 
@@ -234,7 +234,8 @@ class Reloaded:
         self.broker = Broker(folder / "data", "--config", str(self.file), "--workers", "2", "--owners", "2").start()
 
     def run(self, *arguments):
-        done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=HANG_SECONDS, check=False)
         return SimpleNamespace(status=done.returncode, printed=done.stdout, said=done.stderr)
 
     def load(self, text, tls=None):
@@ -318,16 +319,16 @@ def test_a_wrong_one_changes_nothing(reload, text, key):
 def test_a_signal_does_the_same(reload):
     reload.file.write_text("[storage]\nretention_s = 77\n" + reload.tls)
     os.kill(reload.broker.pid, signal.SIGHUP)
-    eventually(lambda: "storage.retention_s: 0 -> 77" in reload.broker.log(), 10)
-    eventually(lambda: "the configuration was loaded: 1 keys" in reload.broker.log(), 10)
+    eventually(lambda: "storage.retention_s: 0 -> 77" in reload.broker.log())
+    eventually(lambda: "the configuration was loaded: 1 keys" in reload.broker.log())
 
 
 def test_whoever_is_started_later_has_it_too(reload):
     reload.holds("[storage]\nauto_create_topics = false\n[network]\nmax_message_size = 50000\n")
     for role in ("owner", "worker"):
         for index in range(2):
-            reload.broker.wait_replaced(role, index, reload.broker.kill(role, index), 10)
-    eventually(lambda: producer_answer(reload.broker).type == T.ERROR, 10)
+            reload.broker.wait_replaced(role, index, reload.broker.kill(role, index))
+    eventually(lambda: producer_answer(reload.broker).type == T.ERROR)
 
 
 def test_nobody_is_disturbed(reload):
@@ -340,7 +341,7 @@ def test_nobody_is_disturbed(reload):
     for number in range(3):
         reload.holds(f"[storage]\nretention_s = {number + 1}\nroll_over_bytes = {(10 + number) << 20}\n")
         producer.send(b"%d" % number)
-        assert consumer.receive(5_000).data() == b"%d" % number
+        assert consumer.receive(HANG_MS).data() == b"%d" % number
     assert connections(reload) == before
     client.close()
 
@@ -445,7 +446,7 @@ def test_the_name_of_the_cluster_and_what_metrics_show(reload):
     topic = unique_topic()
     with Peer(reload.broker.service_url) as peer:
         peer.open_producer(topic)
-        eventually(lambda: topic in request("GET", reload.broker.http_url + "/metrics")[1], 10)
+        eventually(lambda: topic in request("GET", reload.broker.http_url + "/metrics")[1])
         reload.holds('cluster_name = "renamed"\n[metrics]\ntopics = false\n')
         text = request("GET", reload.broker.http_url + "/metrics")[1]
         assert topic not in text and 'cluster="renamed"' in text and 'cluster="standalone"' not in text
@@ -605,7 +606,7 @@ def test_how_much_is_told_and_how(reload):
     reload.holds('[log]\nlevel = "debug"\nformat = "json"\n')
     before = len(reload.broker.log())
     producer_answer(reload.broker)
-    eventually(lambda: '"level": "debug"' in reload.broker.log()[before:], 10)
+    eventually(lambda: '"level": "debug"' in reload.broker.log()[before:])
 
 
 # -- the command

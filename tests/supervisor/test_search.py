@@ -13,7 +13,7 @@ from geminga.supervisor.main import geminga
 from geminga.supervisor.messages.stored import pattern_of
 
 from ..clients.test_python_client import COMPRESSIONS
-from ..harness import HANG_SECONDS, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..storage.files import flip
 from ..workers.peer import Peer
@@ -160,7 +160,7 @@ def test_a_search_beside_a_publishing_broker_finds_all_that_was_confirmed(broker
     publishing.start()
     try:
         for _ in range(5):
-            before = eventually(lambda: confirmed[0], 30, "a first receipt")
+            before = eventually(lambda: confirmed[0], what="a first receipt")
             status, messages, complaints = find(broker, topic, "--key", "k")
             assert (status, complaints) == (0, []) and len(messages) >= before
             assert [message["sequenceId"] for message in messages] == list(range(len(messages)))
@@ -189,7 +189,7 @@ def test_acknowledged_messages_are_found_while_they_are_stored_and_passed_over_t
     publish(client, topic, [(f"{number} " + "x" * 5_000, {"partition_key": "k"}) for number in range(200)],
             batching_enabled=False)
     for number in range(200):
-        message = consumer.receive(10_000)
+        message = consumer.receive(HANG_MS)
         if number != 150:
             consumer.acknowledge(message)
 
@@ -197,7 +197,7 @@ def test_acknowledged_messages_are_found_while_they_are_stored_and_passed_over_t
         status, messages, complaints = find(fresh_broker, topic, "--key", "k")
         assert (status, complaints) == (0, [])
         return [int(message["payload"].split()[0]) for message in messages]
-    eventually(lambda: len(left()) < 100, 30, "space that is given back")
+    eventually(lambda: len(left()) < 100, what="space that is given back")
     assert 150 in left()
     client.close()
 
@@ -277,7 +277,7 @@ def test_a_reader_that_has_enough_ends_the_search(broker, client):
                                stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
-    assert (process.wait(30), process.stderr.read()) == (0, "")
+    assert (process.wait(HANG_SECONDS), process.stderr.read()) == (0, "")
     process.stderr.close()
 
 

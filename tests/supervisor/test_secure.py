@@ -14,7 +14,7 @@ from cryptography import x509
 from geminga.supervisor.configuration import editing
 from geminga.supervisor.main import main
 
-from ..harness import Broker, eventually, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, unique_topic
 
 pytestmark = pytest.mark.slow
 FILE = """# ours
@@ -57,7 +57,7 @@ def served(url, folder, token=None):
         topic = unique_topic("secured")
         consumer = client.subscribe(topic, "s")
         client.create_producer(topic).send(b"hello")
-        return consumer.receive(10_000).data()
+        return consumer.receive(HANG_MS).data()
     finally:
         client.close()
 
@@ -66,7 +66,7 @@ def ask(url, folder, token, **headers):
     asked = urllib.request.Request(url + "/admin/v2/tenants", headers=headers | {"Authorization": f"Bearer {token}"})
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
-        with urllib.request.urlopen(asked, context=context, timeout=60) as answer:
+        with urllib.request.urlopen(asked, context=context, timeout=HANG_SECONDS) as answer:
             return answer.status
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -96,7 +96,7 @@ def test_one_step_secures_a_broker_and_another_takes_it_back(run, tmp_path):
         assert (ask(own.https_url, folder, token), ask(own.https_url, folder, "x.y.z")) == (200, 401)
         assert main(["admin", "--data-dir", str(own.data_dir), "tenants", "list"]) in (0, None)
         fresh = renewed(run, folder)
-        eventually(lambda: serial(own.tls_url) == fresh.serial_number, 20, "the new certificate")
+        eventually(lambda: serial(own.tls_url) == fresh.serial_number, what="the new certificate")
         assert served(own.tls_url, folder, (folder / "admin.token").read_text().strip()) == b"hello"
         assert served(own.tls_url, folder, token) == b"hello"      # the former token holds until it expires
     finally:

@@ -73,7 +73,7 @@ def test_what_is_published_can_be_read(broker):
 def test_lines_that_a_start_prints_can_be_pasted(own):
     lines = re.compile(r"^  (\S+ (?:produce|consume) --url .*)$", re.MULTILINE)
     # They come behind the addresses.
-    first, second = eventually(lambda: len(found := lines.findall(own.log())) > 1 and found[-2:], 10)
+    first, second = eventually(lambda: len(found := lines.findall(own.log())) > 1 and found[-2:])
     assert subprocess.run(first, shell=True, capture_output=True, text=True, check=True).stdout.startswith("published ")
     assert "Hello\n" in subprocess.run(second, shell=True, capture_output=True, text=True, check=True).stdout
 
@@ -139,7 +139,8 @@ def test_what_is_not_there_has_a_reason(broker, path, status):
 def test_an_errors_phrase_is_its_reason(broker, method, path, status, phrase):
     """urllib shows nothing else.  A path without a route has HTTP's own phrase, as in Pulsar."""
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(urllib.request.Request(f"{broker.http_url}/admin/v2/{path}", method=method), timeout=30)
+        urllib.request.urlopen(urllib.request.Request(f"{broker.http_url}/admin/v2/{path}", method=method),
+                               timeout=HANG_SECONDS)
     with caught.value as error:
         reason = json.loads(error.read())["reason"]
     assert (status or error.status) == error.status >= 400 and "Set-Cookie" not in error.headers
@@ -150,7 +151,7 @@ def test_an_error_of_rest_produce_has_its_reason_as_phrase(broker):
     url = f"{broker.http_url}/topics/{unique_topic('phrase').replace('://', '/')}"
     wanted = urllib.request.Request(url, b'{"messages": [{"payload": 1}]}', {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(wanted, timeout=30)
+        urllib.request.urlopen(wanted, timeout=HANG_SECONDS)
     with caught.value as error:
         assert error.reason == json.loads(error.read())["reason"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from geminga.supervisor.processes import listening
 
-from ..harness import Broker
+from ..harness import HANG_SECONDS, Broker
 
 GEMINGA = Path(sys.executable).with_name("geminga")
 
@@ -21,7 +21,7 @@ def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
     file.write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/missing"]\n')
     done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0",
                            "--http-port", "0"],
-                          capture_output=True, text=True, timeout=60, check=False)
+                          capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 2
     assert "secret_keys" in done.stderr.splitlines()[-1]
 

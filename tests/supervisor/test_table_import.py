@@ -21,11 +21,21 @@ from google.protobuf.api_pb2 import Mixin
 from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client import key_hashing
 
-from ..harness import COMMAND, eventually, guarded_broker, messages_of, partitioned_topic, request, unique_topic
+from ..harness import (
+    COMMAND,
+    HANG_MS,
+    HANG_SECONDS,
+    eventually,
+    guarded_broker,
+    messages_of,
+    partitioned_topic,
+    request,
+    unique_topic,
+)
 
 GEMINGA = COMMAND[0]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-SECONDS = 60
+SECONDS = HANG_SECONDS
 # A run of the command with small blocks, that kills itself at the n-th call of a method, before or behind it.
 KILLED = """
 import asyncio, os, signal, sys
@@ -131,7 +141,7 @@ def test_a_topic_with_a_schema_gets_rows_that_its_consumers_read(run, client, tm
     path = write(tmp_path / "t.parquet", n=[1, 2], who=["me", "you"])
     assert run("--from-table", path, topic)[0] == 0
     consumer = client.subscribe(topic, "s", schema=kind(Order), initial_position=pulsar.InitialPosition.Earliest)
-    assert [(one.n, one.who) for one in (consumer.receive(10_000).value() for _ in range(2))] == [
+    assert [(one.n, one.who) for one in (consumer.receive(HANG_MS).value() for _ in range(2))] == [
         (1, "me"), (2, "you")]
     consumer.close()
 
@@ -355,7 +365,7 @@ def test_a_subscription_is_made_before_the_first_message(run, client, tmp_path):
     topic = unique_topic()
     assert run("--from-table", write(tmp_path / "t.parquet", n=[1, 2]), "-s", "work", topic)[0] == 0
     consumer = client.subscribe(topic, "work")
-    assert [json.loads(consumer.receive(10_000).data())["n"] for _ in range(2)] == [1, 2]
+    assert [json.loads(consumer.receive(HANG_MS).data())["n"] for _ in range(2)] == [1, 2]
     consumer.close()
 
 

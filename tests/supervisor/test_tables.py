@@ -13,7 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import frame
 from geminga.supervisor import main
 
-from ..harness import eventually, partitioned_topic, request
+from ..harness import HANG_SECONDS, eventually, partitioned_topic, request
 
 pytestmark = pytest.mark.slow
 OWN_OPTIONS = "--owners", "2", "--workers", "2"
@@ -87,7 +87,7 @@ def test_a_connection_with_nothing_open_is_listed_and_closed(own, run):
         return next((row for row in json.loads(run("clients", "-o", "json")[1]) if row["address"] == address), None)
 
     silent = socket.create_connection(("127.0.0.1", port))
-    before = eventually(lambda: row_of(silent), 30)
+    before = eventually(lambda: row_of(silent))
     idle = socket.create_connection(("127.0.0.1", port))
     idle.sendall(frame(api.BaseCommand(
         type=api.BaseCommand.CONNECT, connect=api.CommandConnect(client_version="idle 1", protocol_version=21))))
@@ -206,7 +206,8 @@ def test_commands_start_without_what_they_do_not_need(own):
     for words in (["topics"], ["clients"], ["why", "held"], ["top", "-b"]):
         words = [*words, "--admin-url", own.http_url]
         code = f"import sys; from geminga.supervisor.main import main; main({words}); print(*sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              timeout=HANG_SECONDS, check=True)
         assert "held" in done.stdout or words[0] == "clients"
         assert set(done.stdout.split()) & {"rich", "numpy", "google.protobuf", "aiohttp", "asyncio", "http.client",
                                            "ssl", "yaml", "termios"} == set(), words
@@ -239,5 +240,6 @@ def test_addresses_of_clients_are_completed(own, run, monkeypatch):
     monkeypatch.setenv("GEMINGA_DATA_DIR", str(own.data_dir))
     code = ("from geminga.supervisor import main; from click.shell_completion import ShellComplete; print(*[one.value "
             "for one in ShellComplete(main.geminga, {}, 'geminga', '_').get_completions(['clients', 'close'], '')])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=True)
     assert set(done.stdout.split()) >= {row["address"] for row in json.loads(run("clients", "held", "-o", "json")[1])}

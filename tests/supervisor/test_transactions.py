@@ -250,7 +250,7 @@ def test_an_administrator_aborts_a_transaction(get, peer):
     assert get.status("abortTransaction/9999/1", "POST") == 404
     assert get.status("abortTransaction/x/1", "POST") == 400
     stats = f"transactionInBufferStats/{short(topic)}/{path}"
-    assert eventually(lambda: get(stats) == {"aborted": True}, 10)
+    assert eventually(lambda: get(stats) == {"aborted": True})
 
 
 def test_metrics_count_the_transactions_of_each_coordinator(own, peer):
@@ -273,7 +273,7 @@ def test_metrics_count_the_transactions_of_each_coordinator(own, peer):
     def grown():
         return [now - then for now, then in zip(all_counts(1), before, strict=True)] == [1, 4, 1, 2, 1]
 
-    assert eventually(grown, 10)
+    assert eventually(grown)
     assert all_counts(0) == other
     assert counted("append_log_total", 1) == appended + 10, "a transaction's begin, decision and end"
     bounds = (10, 20, 50, 100, 500, 1000, 5000, 15000, 30000, 60000, 300000, 1500000, 3000000, "overflow")
@@ -298,7 +298,7 @@ def test_metrics_count_the_transactions_that_acknowledged_on_a_subscription(own,
                 if line.startswith(f"pulsar_txn_tp_{state}_count_total{{") and topic in line
                 and f'subscription="{SUBSCRIPTION}",status="succeed"' in line]
 
-    assert eventually(lambda: list(map(float, counts())) == [2, 1], 30)
+    assert eventually(lambda: list(map(float, counts())) == [2, 1])
 
 
 # -- the table, and the commands that show it
@@ -348,7 +348,7 @@ def test_the_table_says_what_a_transaction_has_done_and_who_waits(rows, peer, ow
     assert rows(topic)[id_of(path)]["waiting"] == [], "a consumer without permits waits for nothing"
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=100))
     waiting = [{"topic": topic, "subscription": SUBSCRIPTION}]
-    told = eventually(lambda: found if (found := rows(topic))[id_of(path)]["waiting"] == waiting else None, 10)
+    told = eventually(lambda: found if (found := rows(topic))[id_of(path)]["waiting"] == waiting else None)
     assert list(told) == [id_of(path), id_of(later_path)], "the longest open comes first"
     first = told[id_of(path)]
     assert (first["state"], first["ending_seconds"], first["unfinished"]) == ("open", None, [])
@@ -358,7 +358,7 @@ def test_the_table_says_what_a_transaction_has_done_and_who_waits(rows, peer, ow
     assert rows(topic_of(1 - owner, "unused") + "*") == {}
     with Peer(own.service_url) as other:      # on the peer's own connection messages come now
         end(other, its)
-        assert eventually(lambda: rows(topic)[id_of(later_path)]["waiting"] == waiting, 10)
+        assert eventually(lambda: rows(topic)[id_of(later_path)]["waiting"] == waiting)
         end(other, later)
     assert rows(topic) == {}
 
@@ -429,11 +429,11 @@ def test_a_transaction_that_consumers_wait_for_is_an_alarm_until_it_ends(tmp_pat
                 return [alarm["text"] for alarm in
                         json.loads(request("GET", f"{broker.http_url}/ops/v1/status")[1])["alarms"]]
 
-            [told] = eventually(alarms, 30)
+            [told] = eventually(alarms)
             assert f"subscription {SUBSCRIPTION} of {topic} waits for its end" in told
             assert told.endswith(f"geminga transactions abort {id_of(path)}")
             assert main.main(["transactions", "abort", id_of(path), "--admin-url", broker.http_url]) == 0
-            assert eventually(lambda: not alarms(), 30)
+            assert eventually(lambda: not alarms())
     finally:
         broker.close()
 

@@ -326,7 +326,7 @@ def test_an_expired_certificate_is_told(refused, places, tmp_path):
                 r"certificate is not to be trusted: certificate has expired")
         refused(("topics", "--admin-url", f"https://localhost:{port}", "--tls-trust-cert-path", pem), AWAY,
                 r"certificate is not to be trusted: certificate has expired")
-        thread.join(30)
+        thread.join(HANG_SECONDS)
 
 
 def test_a_wrong_token_is_refused_by_both_protocols(refused, start_broker, tmp_path):

@@ -19,7 +19,9 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-SECONDS = 30
+from ..harness import HANG_SECONDS
+
+SECONDS = HANG_SECONDS
 QUIET_SECONDS = 0.5          # after which nothing is expected to come any more
 Answer = TypeVar("Answer")
 

@@ -32,7 +32,7 @@ def test_each_type_delivers_and_acknowledges(sockets, broker, kind):
     consumer = sockets.consumer(topic, "s", subscriptionType=kind)
     publish(sockets, topic, b"1", b"2", b"3")
     assert consumer.data(3) == [b"1", b"2", b"3"]
-    eventually(lambda: backlog(broker, topic) == 0, 10)
+    eventually(lambda: backlog(broker, topic) == 0)
 
 
 def two(sockets, topic, kind):
@@ -122,7 +122,7 @@ def test_messages_of_a_batch_are_acknowledged_one_by_one(sockets, broker):
     consumer.close()
     again = sockets.consumer(topic, "s")
     assert again.data(2) == [b"0", b"2"]
-    eventually(lambda: backlog(broker, topic) == 0, 10)
+    eventually(lambda: backlog(broker, topic) == 0)
 
 
 def test_everything_up_to_a_message_is_acknowledged_at_once(sockets, broker):
@@ -133,7 +133,7 @@ def test_everything_up_to_a_message_is_acknowledged_at_once(sockets, broker):
     assert consumer.is_quiet()
     consumer.send(type="acknowledgeCumulative", messageId=places[2])
     assert consumer.message()["data"] == b"3"
-    eventually(lambda: backlog(broker, topic) == 1, 10)
+    eventually(lambda: backlog(broker, topic) == 1)
     shared = sockets.consumer(unique_topic(), "s", subscriptionType="Shared")
     shared.send(type="acknowledgeCumulative", messageId=places[2])
     assert shared.code() == 1008
@@ -147,7 +147,7 @@ def test_an_unknown_type_acknowledges_and_so_does_an_id_from_before(sockets, bro
     consumer.close()
     other = sockets.consumer(topic, "s", pullMode="true")
     other.send(type="whatever", messageId=place)
-    eventually(lambda: backlog(broker, topic) == 0, 10)
+    eventually(lambda: backlog(broker, topic) == 0)
 
 
 def test_in_pull_mode_permits_alone_bring_messages(sockets):
@@ -181,7 +181,7 @@ def test_unsubscribing_deletes_the_subscription_unless_others_use_it(sockets, br
     assert one.code() == 1008
     other.send(type="unsubscribe")
     subscriptions = f"{broker.http_url}/admin/v2/{path_of(topic)}/subscriptions"
-    eventually(lambda: request("GET", subscriptions)[1] == "[]", 10)
+    eventually(lambda: request("GET", subscriptions)[1] == "[]")
     other.send(type="isEndOfTopic")
     assert other.receive() == {"endOfTopic": False}
 
@@ -197,8 +197,8 @@ def test_the_end_of_a_terminated_topic_is_told(sockets, broker):
         socket.send(type="isEndOfTopic")
         return socket.receive()["endOfTopic"]
 
-    eventually(lambda: is_end(consumer), 10)
-    eventually(lambda: is_end(reader), 10)
+    eventually(lambda: is_end(consumer))
+    eventually(lambda: is_end(reader))
 
 
 def test_a_message_redelivered_too_often_is_a_dead_letter(sockets, broker):
@@ -216,7 +216,7 @@ def test_a_message_redelivered_too_often_is_a_dead_letter(sockets, broker):
     assert (letter["data"], letter["key"], letter["eventTime"]) == (b"x", "k", when)
     assert letter["properties"] == {"a": "b", "REAL_TOPIC": topic, "REAL_SUBSCRIPTION": "s",
                                     "ORIGIN_MESSAGE_ID": origin, "ORIGIN_MESSAGE_IDY_TIME": origin}
-    eventually(lambda: backlog(broker, topic) == 0, 10)
+    eventually(lambda: backlog(broker, topic) == 0)
 
 
 def test_a_letter_that_dies_again_keeps_what_it_says_of_its_origin(sockets):
@@ -236,7 +236,7 @@ def test_partitions_are_consumed_as_one_topic(sockets, broker):
     consumer = sockets.consumer(topic, "s")
     publish(sockets, topic, *(b"%d" % number for number in range(6)), messageRoutingMode="RoundRobinPartition")
     assert sorted(consumer.data(6)) == [b"%d" % number for number in range(6)]
-    eventually(lambda: all(backlog(broker, f"{topic}-partition-{number}") == 0 for number in range(3)), 10)
+    eventually(lambda: all(backlog(broker, f"{topic}-partition-{number}") == 0 for number in range(3)))
 
 
 def test_several_topics_and_a_pattern_are_consumed_and_later_topics_join(sockets, broker):
@@ -248,12 +248,12 @@ def test_several_topics_and_a_pattern_are_consumed_and_later_topics_join(sockets
         publish(sockets, topic, topic.encode())
     assert sorted(listed.data(2)) == sorted(matching.data(2)) == [topic.encode() for topic in topics]
     for topic in topics:
-        eventually(lambda topic=topic: backlog(broker, topic, "listed") == 0, 10)
-        eventually(lambda topic=topic: backlog(broker, topic, "matching") == 0, 10)
+        eventually(lambda topic=topic: backlog(broker, topic, "listed") == 0)
+        eventually(lambda topic=topic: backlog(broker, topic, "matching") == 0)
     later = f"persistent://public/default/{mark}-later"
     sockets.consumer(later, "makes-it")
     subscriptions = f"{broker.http_url}/admin/v2/{path_of(later)}/subscriptions"
-    eventually(lambda: "matching" in request("GET", subscriptions)[1], 10)
+    eventually(lambda: "matching" in request("GET", subscriptions)[1])
     publish(sockets, later, b"later")
     assert matching.data(1) == [b"later"]
 
@@ -279,7 +279,7 @@ def test_any_text_of_a_reader_frees_one_place(sockets, broker):
     assert reader.message()["data"] == b"1"
     reader.text("x")
     assert reader.code() == 1007
-    eventually(lambda: request("GET", f"{broker.http_url}/admin/v2/{path_of(topic)}/subscriptions")[1] == "[]", 10)
+    eventually(lambda: request("GET", f"{broker.http_url}/admin/v2/{path_of(topic)}/subscriptions")[1] == "[]")
 
 
 def test_a_non_persistent_topic_has_producers_consumers_and_readers(sockets):
@@ -294,7 +294,7 @@ def test_a_consumer_survives_an_unload_and_follows_a_seek(sockets, broker):
     consumer, place = sockets.consumer(topic, "s"), f"{broker.http_url}/admin/v2/{path_of(topic)}"
     publish(sockets, topic, b"1")
     assert consumer.data(1) == [b"1"]
-    eventually(lambda: backlog(broker, topic) == 0, 10)
+    eventually(lambda: backlog(broker, topic) == 0)
     assert request("PUT", f"{place}/unload")[0] == 204
     publish(sockets, topic, b"2")
     assert consumer.data(1) == [b"2"]
@@ -337,4 +337,4 @@ def test_without_acknowledgements_of_parts_a_batch_ends_with_its_last_message(st
         publish(sockets, topic, *(b"%d" % number for number in range(70)), batchingEnabled="true",
                 batchingMaxPublishDelay="100")
         assert len(consumer.data(70)) == 70
-        eventually(lambda: backlog(broker, topic) == 0, 10)
+        eventually(lambda: backlog(broker, topic) == 0)

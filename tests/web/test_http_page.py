@@ -3,6 +3,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from ..harness import HANG_SECONDS
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 BLOCKS = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -20,7 +22,7 @@ def test_the_commands_of_the_page_answer_what_it_shows(own):
             commands = "curl() { command curl -sS --fail-with-body \"$@\"; }\n" + text
             done = subprocess.run(["bash", "-e", "-c", commands.replace("localhost:8080",
                                                                        own.http_url.removeprefix("http://"))],
-                                  capture_output=True, text=True, timeout=60)
+                                  capture_output=True, text=True, timeout=HANG_SECONDS)
             assert done.returncode == 0, (text, done)
             answer = done.stdout
         else:

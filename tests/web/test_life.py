@@ -31,7 +31,7 @@ def test_a_killed_process_is_started_again_and_clients_come_back(start_broker):
         assert consumer.code() in (None, 1006)
         # Nobody is turned away meanwhile: the handshake waits for the new process.
         assert sockets.consumer(topic, "s").data(1) == [b"kept"]
-        assert broker.wait_replaced("web", 0, pid, 30)
+        assert broker.wait_replaced("web", 0, pid)
         consumer = sockets.consumer(unique_topic(), "s")
         assert broker.stop() == 0
         assert consumer.code() == 1001
@@ -54,9 +54,9 @@ def test_sessions_survive_the_end_of_owners_and_workers(start_broker):
         assert consumer.data(1) == [b"1"]
         for role in ("worker", "owner"):
             for index in range(2):
-                broker.wait_replaced(role, index, broker.kill(role, index), 30)
+                broker.wait_replaced(role, index, broker.kill(role, index))
             assert producer.publish(role.encode())
-            eventually(lambda role=role: role.encode() in consumer.data(1), 30)
+            eventually(lambda role=role: role.encode() in consumer.data(1))
 
 
 def test_a_slow_client_costs_little_and_holds_up_nobody(broker, sockets):
@@ -153,7 +153,7 @@ def test_in_a_crowd_websockets_share_connections_until_they_are_busy(start_broke
         before = inside()
         for number in range(100):
             writer.publish(b"%d " % number * 40_000)
-        eventually(lambda: inside() == before + 2, 10)      # the writer's, and the slow reader's
+        eventually(lambda: inside() == before + 2)      # the writer's, and the slow reader's
         assert [slow.message()["data"].split()[0] for _ in range(100)] == [b"%d" % number for number in range(100)]
         last = sockets.producer(topic)      # the ends of others leave a shared one as it is
         for consumer in quiet[40:]:
@@ -248,4 +248,4 @@ def test_who_goes_away_in_the_handshake_leaves_nothing(broker):
                 return sockets.consumer(topic, "s")
             except (aiohttp.WSServerHandshakeError, Closed):
                 return None
-        assert eventually(is_free, 30)
+        assert eventually(is_free)

@@ -7,7 +7,7 @@ import urllib.request
 import pulsar
 import pytest
 
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, partitioned_topic, request, unique_topic
 from .sockets import path_of
 
 
@@ -170,7 +170,7 @@ def test_other_clients_read_it(sockets, broker):
         producer = sockets.producer(topic, batchingEnabled="true", compressionType="ZSTD")
         for number in range(3):
             producer.send(payload=base64.b64encode(b"%d" % number).decode(), key="k", properties={"p": "1"})
-        messages = [consumer.receive(30_000) for _ in range(3)]
+        messages = [consumer.receive(HANG_MS) for _ in range(3)]
         assert [(message.data(), message.partition_key(), message.properties()) for message in messages] == \
             [(b"%d" % number, "k", {"p": "1"}) for number in range(3)]
     finally:

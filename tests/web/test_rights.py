@@ -136,4 +136,4 @@ def test_a_reload_closes_those_that_would_not_be_let_in_any_more(guarded, socket
     assert consumer.code() == 1008
     (guarded.folder / "geminga.toml").write_text(text)
     guarded.broker._process.send_signal(1)
-    eventually(lambda: sockets.status(f"/ws/v2/consumer/{path_of(topic)}/s", token=token("admin")) == 101, 30)
+    eventually(lambda: sockets.status(f"/ws/v2/consumer/{path_of(topic)}/s", token=token("admin")) == 101)

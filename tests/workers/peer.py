@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
 
+from ..harness import HANG_SECONDS
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
-SECONDS = 30          # nothing takes so long; a test that waits until then has failed
+SECONDS = HANG_SECONDS
 
 
 class Closed(Exception):

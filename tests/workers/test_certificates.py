@@ -95,9 +95,9 @@ def served(tls: Tls):
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
     try:
-        yield eventually(lambda: len(ports) == 2 and ports[0], 60)
+        yield eventually(lambda: len(ports) == 2 and ports[0])
     finally:
-        eventually(lambda: len(ports) == 2, 60)
+        eventually(lambda: len(ports) == 2)
         ports[1].call_soon_threadsafe(ended.set)
         thread.join()
 

@@ -8,7 +8,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
 
-from ..harness import Broker, eventually, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..supervisor.sweep import rights
 from ..supervisor.test_serve import GEMINGA
@@ -58,7 +58,7 @@ class Begun:
                 return False
             return True
 
-        eventually(ended, 60, "the end of the transaction")
+        eventually(ended, what="the end of the transaction")
 
     def stored(self):
         """Return for each topic what a consumer gets before a message that is published now."""
@@ -80,7 +80,7 @@ def received(broker, topic):
                 return [entry for entry in found if entry.endswith(b"in it")], True
         except (AssertionError, Closed, ConnectionError):      # its owner is being started again
             return None
-    return len(eventually(attempt, 60, "messages of the topic")[0])
+    return len(eventually(attempt, what="messages of the topic")[0])
 
 
 @WAYS
@@ -98,7 +98,7 @@ def test_an_end_is_carried_out_whoever_is_killed_before(own, killed, action):
     begun = Begun(own, 0)
     pid = own.kill("owner", killed)
     begun.end(action)
-    own.wait_replaced("owner", killed, pid, 60)
+    own.wait_replaced("owner", killed, pid)
     assert begun.stored() == [action == api.COMMIT] * OWNERS
 
 
@@ -155,7 +155,8 @@ def test_a_transaction_is_ended_by_its_role_and_by_super_users(guarded, tmp_path
 
     def reload(*supers):
         configure(tmp_path, *supers)
-        assert subprocess.run([GEMINGA, "reload", "--data-dir", str(guarded.data_dir)], timeout=60).returncode == 0
+        assert subprocess.run([GEMINGA, "reload", "--data-dir", str(guarded.data_dir)],
+                              timeout=HANG_SECONDS).returncode == 0
 
     def ended(peer, bits):
         """The error of END_TXN, None if it was answered with success."""
@@ -192,5 +193,5 @@ def test_administration_names_the_role_that_began_a_transaction_until_its_coordi
                 txnid_most_bits=made.txnid_most_bits, txnid_least_bits=made.txnid_least_bits)
         assert told() == ("ann", "ann")
         pid = guarded.kill("owner", 0)
-        guarded.wait_replaced("owner", 0, pid, 60)
-        assert eventually(told, 60) == (None, None)
+        guarded.wait_replaced("owner", 0, pid)
+        assert eventually(told) == (None, None)

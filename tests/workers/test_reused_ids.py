@@ -96,7 +96,7 @@ class Witness:
             == self._receipted[-1][1]
         )
         self.close()
-        eventually(lambda: not stats(self._broker, self._topic)["publishers"], 10, "no publishers")
+        eventually(lambda: not stats(self._broker, self._topic)["publishers"], what="no publishers")
         with Peer(self._broker.service_url) as other:      # nobody else is in the way of exclusive access
             answer = other.ask(T.PRODUCER, topic=self._topic, producer_id=1, request_id=1,
                                producer_access_mode=api.Exclusive)
@@ -221,7 +221,7 @@ def test_two_owners_never_write_one_partition(own, witnesses):
         other.subscribe(theirs, "attack")
     for owner in range(OWNERS):
         pid = own.kill("owner", owner)
-        own.wait_replaced("owner", owner, pid, 30)
+        own.wait_replaced("owner", owner, pid)
     with Peer(own.service_url) as peer:
         peer.subscribe(theirs, "durable")
         assert [body for _, body in consumed(peer, 1_000)] == [struct.pack(">I", number)
@@ -279,7 +279,7 @@ def test_an_owner_that_ends_over_them_leaves_no_ghosts(own, make):
         assert [(one.request_id, one.error) for one in refused] == [(100 + number, api.ServiceNotReady)
                                                                     for number in range(10)]
         own.kill("owner", 0)
-        own.wait_replaced("owner", 0, pid, 30)
+        own.wait_replaced("owner", 0, pid)
         heard = [peer.hear() for _ in range(10)]
         done = {one.producer_success.request_id if one.type == T.PRODUCER_SUCCESS else one.success.request_id
                 for one in heard}

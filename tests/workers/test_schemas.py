@@ -488,7 +488,7 @@ def test_a_topics_schemas_go_with_it(broker, opened):
     assert one.produce("String") == 0
     one.close()
     url = f"{broker.http_url}/admin/v2/{one.topic.replace('://', '/')}?force=true"
-    eventually(lambda: request("DELETE", url)[0] == 204, 60, "the deletion")
+    eventually(lambda: request("DELETE", url)[0] == 204, what="the deletion")
     assert one.rest("GET", "schema")[0] == 404 and opened(topic=one.topic).produce("Int8") == 0
 
 

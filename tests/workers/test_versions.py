@@ -80,7 +80,7 @@ def test_checksums_of_topics_that_keep_nothing(broker, version):
         peer.subscribe(topic)
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=100))
         producer.open_producer(topic)
-        eventually(lambda: permits_of(peer) == 100, 10, "the permits at the owner: without them messages are dropped")
+        eventually(lambda: permits_of(peer) == 100, what="the permits at the owner: without them messages are dropped")
         producer.say(send(entry) + send(entry))
         assert [peer.hear_frame()[1] for _ in range(2)] == [entry if version >= 11 else entry[6:]] * 2
 

@@ -20,7 +20,7 @@ from geminga.storage import format
 from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import one_by_one
 
-from ...harness import eventually, partitioned_topic, request, unique_topic
+from ...harness import HANG_MS, eventually, partitioned_topic, request, unique_topic
 from ..files import flip
 from .topics import Message, Topic, batch, sealed
 
@@ -72,7 +72,7 @@ def given(consumer, count):
     """Return the messages that a consumer receives, as rows."""
     found = []
     for _ in range(count):
-        message = consumer.receive(60_000)
+        message = consumer.receive(HANG_MS)
         place = message.message_id()
         found.append((place.ledger_id(), place.entry_id(), place.batch_index() if place.batch_index() >= 0 else None,
                       message.partition_key() or None, message.data(), message.properties(),
@@ -252,7 +252,7 @@ def test_topics_are_read_while_they_are_written_and_deleted(load, own, client):
     tasks = reader.partitions()
     assert sum(found.num_rows for task in tasks for found in reader.read(task)) >= counts[-1]
     assert request("DELETE", f"{own.http_url}/admin/v2/{name.replace('://', '/')}?force=true")[0] == 204
-    eventually(lambda: not any(found.num_rows for task in tasks for found in reader.read(task)), 60)
+    eventually(lambda: not any(found.num_rows for task in tasks for found in reader.read(task)))
     with pytest.raises(source.BadOption, match="there is no topic"):
         reader.partitions()
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
 
+from ...harness import HANG_SECONDS
 from ...proto.client_frames import T, command, field_of
 from ...workers.peer import Closed, Peer
 
@@ -93,7 +94,7 @@ COMMANDS: dict[str, tuple[int, dict]] = {
 def played(http_url: str, service_url: str, names: Iterable[str] = NAMES) -> dict[str, dict[str, str]]:
     """Return {way: {name: answer}} of one broker, in which the tenant `odd` does not exist yet."""
     where = urlsplit(http_url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=HANG_SECONDS)
 
     def ask(method: str, path: str, body: object = None) -> str:
         return _asked(connection, method, path, body)

@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from geminga.proto import pulsar_api_pb2 as api
 from tests.proto.client_frames import T, command, field_of
 
+from ...harness import HANG_SECONDS
+
 HERE = Path(__file__).parent
 # From the role with the fewest rights to the one with the most, so that no allowed change hinders a later role.
 ROLES = ("anonymous", "nobody", "topic-producer", "topic-consumer", "wild-east", "namespace-producer",
@@ -73,7 +75,7 @@ class Broker:
         if body is not None:
             asked.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(asked, timeout=20) as answer:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
                 return answer.status, answer.read().decode(errors="replace")
         except TimeoutError:
             return 405, ""         # a few routes of Pulsar never answer
