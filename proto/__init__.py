@@ -13,7 +13,8 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     sends.py           SEND frames -> rows
     mixed_sends.py     SEND frames of differing sizes -> rows, many at once
     acks.py            ACKs of many messages -> arrays
-    connection.py      the state table of a connection
+    commands.py        a row for each command of clients: its state, right, answerer and refusal
+    connection.py      the state machine of a connection
     deliveries.py      receipts and messages -> bytes
     responses.py       responses and other commands of a broker -> bytes, one by one
     envelope.py        messages of ZeroMQ between workers and owners

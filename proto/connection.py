@@ -1,4 +1,4 @@
-"""The state table of a connection: bytes in, events out.  No sockets, no clock, no ZeroMQ.
+"""The state machine of a connection: bytes in, events out.  No sockets, no clock, no ZeroMQ.
 
 `receive` reads the whole frames of a buffer and appends to `events`, in order:
 
@@ -13,7 +13,7 @@ Bytes that break the protocol raise ProtocolError, and the connection has to be 
 before them stay valid.
 """
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -22,41 +22,15 @@ from numpy.typing import NDArray
 from geminga.proto import acks, frames, mixed_sends, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import EntryAcks
+from geminga.proto.commands import CONNECTED, NEW, TABLE, T
 from geminga.proto.errors import ErrorCode, ProtocolError
 from geminga.proto.rows import Row, Rows
 
-T = api.BaseCommand.Type
-
-NEW, AUTHENTICATING, CONNECTED = "NEW", "AUTHENTICATING", "CONNECTED"
-
-# Connection state -> command type -> next state.  Any other command is a ProtocolError: an unknown one, a response that
-# only a broker sends, anything before CONNECT, a second CONNECT.  The reader of the events sets CONNECTED, once the
-# client is authenticated.
-TRANSITIONS: dict[str, dict[int, str]] = {
-    NEW: {T.CONNECT: AUTHENTICATING},
-    AUTHENTICATING: {},
-    CONNECTED: dict.fromkeys((
-        T.PING, T.PONG, T.AUTH_RESPONSE, T.PARTITIONED_METADATA, T.LOOKUP, T.GET_SCHEMA, T.GET_OR_CREATE_SCHEMA,
-        T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST, T.WATCH_TOPIC_LIST_CLOSE,
-        T.PRODUCER, T.SEND, T.CLOSE_PRODUCER,
-        T.SUBSCRIBE, T.FLOW, T.ACK, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.UNSUBSCRIBE, T.CLOSE_CONSUMER, T.SEEK,
-        T.GET_LAST_MESSAGE_ID, T.CONSUMER_STATS,
-        T.TC_CLIENT_CONNECT_REQUEST, T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.END_TXN,
-        T.END_TXN_ON_PARTITION, T.END_TXN_ON_SUBSCRIPTION,
-    ), CONNECTED),
-}
-
-# Command type -> the field of BaseCommand that holds the command.  Both have the same numbers, except for SEND.
-_FIELDS = api.BaseCommand.DESCRIPTOR.fields_by_number
-_FIELD_OF_TYPE: dict[int, Any] = {number: _FIELDS[number].name for number in T.values() if number in _FIELDS}
-_NAMES: dict[int, str] = {number: name for name, number in T.items()}
+# Looking up a type of BaseCommand costs half a microsecond.
+_SEND = T.SEND
 # BaseCommand{type: SEND, ...} and {type: ACK, ...} as every client writes them.
 _SEND_HEAD, _ACK_HEAD = b"\x08\x06", b"\x08\x0a"
-_SEND = T.SEND        # looking up T.SEND costs half a microsecond
-_WITHOUT_TEXT = frozenset((
-    T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.NEW_TXN, T.END_TXN))
-_LIGHT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG))      # commands that are cheap to execute ...
-_LIGHT_SIZE_MAX = 4 << 10     # ... up to so many bytes
+_LIGHT_SIZE_MAX = 4 << 10     # a light command up to so many bytes is cheap to execute
 EVENTS_MAX = 64
 FIRST_SIZE_MAX = 256 << 10    # bytes of the frame with CONNECT; a token over its 16 KiB is refused by its own error
 _BACK_OFF_MAX = 4_096         # frames read otherwise before the next try, where runs were short or odd
@@ -248,21 +222,26 @@ class Connection:
         if command.type == _SEND and command.HasField("type"):
             self._read_send(frame, command_end)
             return False
-        self.state = self._next_state(command)
+        is_light = self._accept(command)
         self.events.append(command)
-        return command.type not in _LIGHT or command_end > _LIGHT_SIZE_MAX
+        return not is_light or command_end > _LIGHT_SIZE_MAX
 
-    def _next_state(self, command: api.BaseCommand) -> str:
-        kind = command.type if command.HasField("type") else -1
-        allowed = TRANSITIONS[self.state]
-        if kind not in allowed:
-            raise ProtocolError(f"command {_NAMES.get(kind, kind)} while {self.state}")
-        field = _FIELD_OF_TYPE[kind]
-        if not command.HasField(field) or not command.IsInitialized():
-            raise ProtocolError(f"command {_NAMES[kind]} lacks a required field")
-        if kind not in _WITHOUT_TEXT:
-            _check_text(getattr(command, field))
-        return allowed[kind]
+    def _accept(self, command: api.BaseCommand) -> bool:
+        """Go to the next state, and return whether the command is light.
+
+        Raises ProtocolError: the command may not come now, or lacks what it must have.  The reader of the events sets
+        CONNECTED, once the client is authenticated.
+        """
+        row = TABLE.get(command.type) if command.HasField("type") else None
+        if row is None or row.state != self.state:
+            name = T.Name(command.type) if command.HasField("type") else "of an unknown type"
+            raise ProtocolError(f"command {name} while {self.state}")
+        if not command.HasField(row.field) or not command.IsInitialized():
+            raise ProtocolError(f"command {T.Name(row.kind)} lacks a required field")
+        if row.has_text:
+            _check_text(getattr(command, row.field))
+        self.state = row.next_state
+        return row.is_light
 
     def _read_send(self, frame: bytes, command_end: int) -> None:
         try:
@@ -270,7 +249,7 @@ class Connection:
         except DecodeError as error:
             raise ProtocolError(f"a SEND that cannot be read: {error}") from None
         send = command.send
-        if _SEND not in TRANSITIONS[self.state] or not send.IsInitialized():
+        if self.state != CONNECTED or not send.IsInitialized():
             raise ProtocolError(f"SEND while {self.state}, or without a required field")
         entry = frame[command_end:]
         if entry[:2] != frames.MAGIC_BYTES:      # of a client before protocol version 6
@@ -302,11 +281,6 @@ def _stretch(kind: type[Sends], rows: Rows, data: memoryview, start: int, stop: 
 
 def _too_large(total: int, total_max: int) -> ProtocolError:
     return ProtocolError(f"a frame of {total} bytes; at most {total_max} are accepted")
-
-
-def requested_id(command: api.BaseCommand) -> int:
-    """Return the id of the producer or consumer that a PRODUCER or SUBSCRIBE creates."""
-    return command.producer.producer_id if command.type == T.PRODUCER else command.subscribe.consumer_id
 
 
 def _check_text(message: Message) -> None:

@@ -4,8 +4,11 @@ Clients test whether an optional field is present, not what it holds.  So a fiel
 """
 from typing import Any
 
+from google.protobuf.message import Message
+
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
+from geminga.proto.commands import TABLE
 from geminga.proto.errors import ErrorCode
 from geminga.proto.frames import NO_REQUEST, SIZE, SIZES, frame
 
@@ -22,6 +25,16 @@ ALL_SINCE = max(_SINCE.values())
 _CLOSES = Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER
 _NEW, _ENDED = Type.NEW_TXN_RESPONSE, Type.END_TXN_RESPONSE
 _ADDED_PARTITION, _ADDED_SUBSCRIPTION = Type.ADD_PARTITION_TO_TXN_RESPONSE, Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE
+# Type of message -> (the type of BaseCommand, its field with the message); both have the same number.
+_COMMANDS: dict[Any, tuple[Any, str]] = {
+    field.message_type: (field.number, field.name) for field in api.BaseCommand.DESCRIPTOR.fields if field.message_type}
+
+
+def frame_of(message: Message) -> bytes:
+    """Return the frame of the command with that message, such as SUCCESS for a CommandSuccess."""
+    kind, field = _COMMANDS[message.DESCRIPTOR]
+    fields: dict[str, Any] = {field: message}
+    return frame(api.BaseCommand(type=kind, **fields))
 
 
 def select_known(frames: bytes, version: int) -> tuple[bytes, bool]:
@@ -42,40 +55,57 @@ def select_known(frames: bytes, version: int) -> tuple[bytes, bool]:
 
 
 def connected(protocol_version: int, max_message_size: int) -> bytes:
-    command = api.BaseCommand(type=Type.CONNECTED)
-    answer = command.connected
-    answer.server_version = SERVER_VERSION
+    answer = api.CommandConnected(server_version=SERVER_VERSION, max_message_size=max_message_size)
     answer.protocol_version = min(PROTOCOL_VERSION, protocol_version)
-    answer.max_message_size = max_message_size
     answer.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
     answer.feature_flags.supports_topic_watchers = True
     answer.feature_flags.supports_repl_dedup_by_lid_and_eid = True
-    return frame(command)
+    return frame_of(answer)
 
 
 def auth_challenge(method: str, protocol_version: int) -> bytes:
     """Ask the client to authenticate again."""
     challenge = api.AuthData(auth_method_name=method, auth_data=b"PulsarAuthRefresh")
-    return frame(api.BaseCommand(type=Type.AUTH_CHALLENGE, authChallenge=api.CommandAuthChallenge(
-        challenge=challenge, protocol_version=min(PROTOCOL_VERSION, protocol_version))))
+    return frame_of(api.CommandAuthChallenge(
+        challenge=challenge, protocol_version=min(PROTOCOL_VERSION, protocol_version)))
 
 
 def success(request_id: int) -> bytes:
-    return frame(api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id)))
+    return frame_of(api.CommandSuccess(request_id=request_id))
 
 
 def error(request_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandError(request_id=request_id, error=code, message=message)
-    return frame(api.BaseCommand(type=Type.ERROR, error=answer))
+    return frame_of(api.CommandError(request_id=request_id, error=code, message=message))
+
+
+def refusal(command: api.BaseCommand, code: ErrorCode, message: str) -> bytes:
+    """Return the frame that refuses a client's command; b"" if the client waits for no answer."""
+    row = TABLE[command.type]
+    request = getattr(command, row.field)
+    if row.error is None or not request.HasField("request_id"):      # an ACK may lack it
+        return b""
+    return refusal_by_ids(command.type, request.request_id, row.ids_of(request), code, message)
+
+
+def refusal_by_ids(kind: int, request_id: int, ids: tuple[int, ...], code: ErrorCode, message: str) -> bytes:
+    """Return the frame that refuses a command of which its type and ids are known.  ids: see `Command.ids_of`."""
+    row = TABLE[kind]
+    assert row.error is not None, row
+    answer: Any = row.error(request_id=request_id, **dict(zip(row.ids, ids, strict=True)))
+    names = answer.DESCRIPTOR.fields_by_name
+    if "response" in names:
+        answer.response = answer.Failed
+    error, text = ("error", "message") if "error" in names else ("error_code", "error_message")
+    setattr(answer, error, code)
+    setattr(answer, text, message)
+    return frame_of(answer)
 
 
 def send_error(producer_id: int, sequence_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=code, message=message)
-    return frame(api.BaseCommand(type=Type.SEND_ERROR, send_error=answer))
+    return frame_of(api.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=code, message=message))
 
 
-PING = frame(api.BaseCommand(type=Type.PING, ping=api.CommandPing()))
-PONG = frame(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
+PING, PONG = frame_of(api.CommandPing()), frame_of(api.CommandPong())
 
 
 def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic_epoch: int | None = None,
@@ -84,7 +114,7 @@ def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic
                                         schema_version=schema_version, producer_ready=is_ready)
     if topic_epoch is not None:
         answer.topic_epoch = topic_epoch
-    return frame(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=answer))
+    return frame_of(answer)
 
 
 def repeated_success(frames: bytes, request_id: int) -> bytes:
@@ -95,8 +125,7 @@ def repeated_success(frames: bytes, request_id: int) -> bytes:
 
 
 def close_producer(producer_id: int) -> bytes:
-    answer = api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST)
-    return frame(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=answer))
+    return frame_of(api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST))
 
 
 def topic_migrated(kind: "api.CommandTopicMigrated.ResourceType.ValueType", object_id: int, url: str,
@@ -107,24 +136,16 @@ def topic_migrated(kind: "api.CommandTopicMigrated.ResourceType.ValueType", obje
         answer.brokerServiceUrl = url
     if url_tls:
         answer.brokerServiceUrlTls = url_tls
-    return frame(api.BaseCommand(type=Type.TOPIC_MIGRATED, topicMigrated=answer))
+    return frame_of(answer)
 
 
 def close_consumer(consumer_id: int) -> bytes:
-    answer = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST)
-    return frame(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=answer))
+    return frame_of(api.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST))
 
 
 def partitions(request_id: int, count: int) -> bytes:
-    answer = api.CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, partitions=count, response=api.CommandPartitionedTopicMetadataResponse.Success)
-    return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
-
-
-def partitions_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, response=api.CommandPartitionedTopicMetadataResponse.Failed, error=code, message=message)
-    return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
+    return frame_of(api.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, partitions=count, response=api.CommandPartitionedTopicMetadataResponse.Success))
 
 
 def lookup(request_id: int, url: str, url_tls: str = "", *, stays: bool = False) -> bytes:
@@ -132,29 +153,18 @@ def lookup(request_id: int, url: str, url_tls: str = "", *, stays: bool = False)
 
     stays: the client connects to the address that it was configured with, and not to the URLs.
     """
-    answer = api.CommandLookupTopicResponse(
+    return frame_of(api.CommandLookupTopicResponse(
         request_id=request_id, brokerServiceUrl=url or None, brokerServiceUrlTls=url_tls or None,
-        response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=stays)
-    return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
+        response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=stays))
 
 
-def lookup_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandLookupTopicResponse(
-        request_id=request_id, response=api.CommandLookupTopicResponse.Failed, error=code, message=message)
-    return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
-
-
-def ack_response(consumer_id: int, request_id: int, refusal: tuple[ErrorCode, str] | None = None) -> bytes:
-    answer = api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
-    if refusal:
-        answer.error, answer.message = refusal
-    return frame(api.BaseCommand(type=Type.ACK_RESPONSE, ackResponse=answer))
+def ack_response(consumer_id: int, request_id: int) -> bytes:
+    return frame_of(api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id))
 
 
 def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: api.MessageIdData | None) -> bytes:
-    answer = api.CommandGetLastMessageIdResponse(
-        request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete)
-    return frame(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=answer))
+    return frame_of(api.CommandGetLastMessageIdResponse(
+        request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete))
 
 
 def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int = -1) -> api.MessageIdData:
@@ -168,66 +178,47 @@ def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int =
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
-    command = api.CommandReachedEndOfTopic(consumer_id=consumer_id)
-    return frame(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reachedEndOfTopic=command))
+    return frame_of(api.CommandReachedEndOfTopic(consumer_id=consumer_id))
 
 
 def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
-    change = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
-    return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=change))
+    return frame_of(api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active))
 
 
 def consumer_stats(request_id: int, **fields: Any) -> bytes:
     """Return a CONSUMER_STATS_RESPONSE with these fields of CommandConsumerStatsResponse."""
-    answer = api.CommandConsumerStatsResponse(request_id=request_id, **fields)
-    return frame(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumerStatsResponse=answer))
+    return frame_of(api.CommandConsumerStatsResponse(request_id=request_id, **fields))
 
 
 def schema(request_id: int, found: api.Schema, version: bytes) -> bytes:
-    answer = api.CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)
-    return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
-
-
-def schema_missing(request_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandGetSchemaResponse(request_id=request_id, error_code=code, error_message=message)
-    return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
+    return frame_of(api.CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version))
 
 
 def schema_created(request_id: int, version: bytes) -> bytes:
-    answer = api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
-    return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
-
-
-def schema_refused(request_id: int, code: ErrorCode, message: str) -> bytes:
-    answer = api.CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=code, error_message=message)
-    return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
+    return frame_of(api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version))
 
 
 def topics_of_namespace(request_id: int, topics: list[str], topics_hash: str, *, is_filtered: bool,
                         has_changed: bool) -> bytes:
-    answer = api.CommandGetTopicsOfNamespaceResponse(
+    return frame_of(api.CommandGetTopicsOfNamespaceResponse(
         request_id=request_id, topics=topics if has_changed else [], filtered=is_filtered, topics_hash=topics_hash,
-        changed=has_changed)
-    return frame(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, getTopicsOfNamespaceResponse=answer))
+        changed=has_changed))
 
 
 def watch_topic_list_success(request_id: int, watcher_id: int, topics: list[str], topics_hash: str) -> bytes:
-    answer = api.CommandWatchTopicListSuccess(
-        request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash)
-    return frame(api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watchTopicListSuccess=answer))
+    return frame_of(api.CommandWatchTopicListSuccess(
+        request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash))
 
 
 def watch_topic_update(watcher_id: int, new: list[str], deleted: list[str], topics_hash: str) -> bytes:
-    update = api.CommandWatchTopicUpdate(
-        watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
-    return frame(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watchTopicUpdate=update))
+    return frame_of(api.CommandWatchTopicUpdate(
+        watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash))
 
 
-# -- transactions: clients find the coordinator of an answer by its most bits, so refusals have them too
+# -- transactions
 
 def transaction_coordinator_connected(request_id: int) -> bytes:
-    answer = api.CommandTcClientConnectResponse(request_id=request_id)
-    return frame(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tcClientConnectResponse=answer))
+    return frame_of(api.CommandTcClientConnectResponse(request_id=request_id))
 
 
 def new_transaction(request_id: int, most: int, least: int) -> bytes:
@@ -255,31 +246,3 @@ def _of_transaction(kind: int, request_id: int, most: int, least: int) -> bytes:
     inner = b"\x08%b\x10%b\x18%b" % (varints.encode(request_id), varints.encode(least), varints.encode(most))
     body = b"\x08%c%b%c%b" % (kind, varints.encode(kind << 3 | 2), len(inner), inner)
     return SIZES.pack(len(body) + 4, len(body)) + body
-
-
-def transaction_refused(kind: int, request_id: int, code: ErrorCode, message: str, most: int = 0,
-                        least: int = 0) -> bytes:
-    """Return the response to a command about transactions, of the response's own type, with an error.
-
-    kind: the type of the refused command.  most, least: the transaction's id, as far as the command named it; a NEW_TXN
-    names the coordinator as the most bits.
-    """
-    response, field = _TRANSACTIONS[kind]
-    command = api.BaseCommand(type=response)
-    answer = getattr(command, field)
-    answer.request_id, answer.error, answer.message = request_id, code, message
-    if kind != Type.TC_CLIENT_CONNECT_REQUEST:
-        answer.txnid_most_bits, answer.txnid_least_bits = most, least
-    return frame(command)
-
-
-# Command -> its response, and the field of BaseCommand that has the response.
-_TRANSACTIONS: dict[int, tuple["api.BaseCommand.Type.ValueType", str]] = {
-    Type.TC_CLIENT_CONNECT_REQUEST: (Type.TC_CLIENT_CONNECT_RESPONSE, "tcClientConnectResponse"),
-    Type.NEW_TXN: (Type.NEW_TXN_RESPONSE, "newTxnResponse"),
-    Type.ADD_PARTITION_TO_TXN: (Type.ADD_PARTITION_TO_TXN_RESPONSE, "addPartitionToTxnResponse"),
-    Type.ADD_SUBSCRIPTION_TO_TXN: (Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, "addSubscriptionToTxnResponse"),
-    Type.END_TXN: (Type.END_TXN_RESPONSE, "endTxnResponse"),
-    Type.END_TXN_ON_PARTITION: (Type.END_TXN_ON_PARTITION_RESPONSE, "endTxnOnPartitionResponse"),
-    Type.END_TXN_ON_SUBSCRIPTION: (Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, "endTxnOnSubscriptionResponse"),
-}

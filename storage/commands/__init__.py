@@ -1,7 +1,7 @@
 """Commands of clients that change a topic, and answers to them.
 
-    commands.py             the table of commands, and ends of connections
-    requests.py             shared by all commands: answers, and commands that wait
+    commands.py             how a command is carried out, and ends of connections
+    requests.py             shared by all commands: the table of functions, answers, commands that wait
     topics.py               topics opened or created by name
     producers.py            PRODUCER, CLOSE_PRODUCER
     subscriptions.py        subscriptions created, reset and deleted

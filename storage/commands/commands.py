@@ -1,7 +1,8 @@
-"""Commands of clients: a table with one function for each command, and the ends of connections.
+"""Commands of clients that an owner carries out, and the ends of connections.
 
-Each function takes (owner, session, command).  It changes the owner's tables, notes ops for the journal, and puts
-answers into the outbox.  Answers leave when the pass is durable.  A Refusal becomes the command's error answer.
+Each function takes (owner, session, request), and is registered by `carries_out`.  It changes the owner's tables, notes
+ops for the journal, and puts answers into the outbox.  Answers leave when the pass is durable.  A Refusal becomes the
+command's error answer.
 """
 import traceback
 from functools import partial
@@ -9,28 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T, request_of
 from geminga.proto.errors import Refusal
-from geminga.storage.commands.consumers import (
-    close_consumer,
-    consumer_stats,
-    count_death,
-    redeliver,
-    remove_consumer,
-    subscribe,
-    unsubscribe,
-)
-from geminga.storage.commands.positions import get_last_message_id, seek
-from geminga.storage.commands.producers import close_producer, create_producer, dismiss, expel_producer, remove_producer
-from geminga.storage.commands.requests import T, refuse, withdraw
+from geminga.storage.commands import positions, transactional_acks, transactions  # noqa: F401 (they register commands)
+from geminga.storage.commands.consumers import count_death, remove_consumer, subscribe
+from geminga.storage.commands.producers import create_producer, dismiss, expel_producer, remove_producer
+from geminga.storage.commands.requests import COMMANDS, refuse, withdraw
 from geminga.storage.commands.subscriptions import close_consumers
 from geminga.storage.commands.topics import forget_if_idle
-from geminga.storage.commands.transactional_acks import acknowledge_in_transaction
-from geminga.storage.commands.transactions import (
-    add_partitions,
-    add_subscriptions,
-    end_transaction,
-    new_transaction,
-)
 from geminga.storage.errors import NotDurable
 from geminga.storage.runtime.log import log
 from geminga.storage.topics.owner_context import OwnerContext
@@ -46,12 +33,6 @@ if TYPE_CHECKING:
 _EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try again")
 
 
-class _Command(Protocol):
-    """A function that carries out one command of a client."""
-
-    def __call__(self, owner: OwnerContext, session: Session, command: api.BaseCommand) -> None: ...
-
-
 class _ParkableCommand(Protocol):
     """A function that carries out a command that may be parked.
 
@@ -63,12 +44,6 @@ class _ParkableCommand(Protocol):
 
 
 _PARKABLE: dict[int, _ParkableCommand] = {T.PRODUCER: create_producer, T.SUBSCRIBE: subscribe}
-_COMMANDS: dict[int, _Command] = {
-    T.CLOSE_PRODUCER: close_producer, T.CLOSE_CONSUMER: close_consumer, T.UNSUBSCRIBE: unsubscribe,
-    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver, T.SEEK: seek, T.GET_LAST_MESSAGE_ID: get_last_message_id,
-    T.CONSUMER_STATS: consumer_stats, T.ACK: acknowledge_in_transaction, T.NEW_TXN: new_transaction,
-    T.ADD_PARTITION_TO_TXN: add_partitions, T.ADD_SUBSCRIPTION_TO_TXN: add_subscriptions, T.END_TXN: end_transaction,
-}
 
 
 def carry_out(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
@@ -81,7 +56,7 @@ def carry_out(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     if command.type in _PARKABLE:
         _PARKABLE[command.type](owner, session, command, probed=probed)
     else:
-        _COMMANDS[command.type](owner, session, command)
+        COMMANDS[command.type](owner, session, request_of(command))
 
 
 def end_session(owner: OwnerContext, session: Session, *, by_client: bool) -> None:

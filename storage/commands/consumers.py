@@ -7,10 +7,11 @@ import numpy as np
 
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage import format
 from geminga.storage.commands.producers import reaches_address_limit
-from geminga.storage.commands.requests import T, log_consumer, park, probe, succeed, withdraw
+from geminga.storage.commands.requests import carries_out, log_consumer, park, probe, succeed, withdraw
 from geminga.storage.commands.subscriptions import (
     NAME_MAX,
     check_name,
@@ -313,9 +314,9 @@ def count_death(owner: OwnerContext, consumer: Consumer) -> None:
             owner.counters.add("entries_parked", len(parked))
 
 
-def close_consumer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.CLOSE_CONSUMER)
+def close_consumer(owner: OwnerContext, session: Session, request: api.CommandCloseConsumer) -> None:
     """CLOSE_CONSUMER: remove the consumer, or withdraw its parked SUBSCRIBE."""
-    request = command.close_consumer
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
         remove_consumer(owner, session, consumer)
@@ -350,9 +351,9 @@ def consumer_of(session: Session, consumer_id: int) -> Consumer:
     return session.consumers[consumer_id]
 
 
-def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.UNSUBSCRIBE)
+def unsubscribe(owner: OwnerContext, session: Session, request: api.CommandUnsubscribe) -> None:
     """UNSUBSCRIBE: delete the consumer's subscription."""
-    request = command.unsubscribe
     consumer = consumer_of(session, request.consumer_id)
     subscription = consumer.subscription
     if subscription.remote is not None:
@@ -365,9 +366,9 @@ def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand)
     succeed(owner, session, request.request_id, consumer)
 
 
-def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.REDELIVER_UNACKNOWLEDGED_MESSAGES)
+def redeliver(owner: OwnerContext, session: Session, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or else all that the consumer holds."""
-    request = command.redeliverUnacknowledgedMessages
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None or not consumer.subscription.partition.is_persistent:
         return
@@ -411,9 +412,9 @@ def _ledger(subscription: Subscription, ledger_id: int) -> Ledger | CompactedLed
     return ledger
 
 
-def consumer_stats(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.CONSUMER_STATS)
+def consumer_stats(owner: OwnerContext, session: Session, request: api.CommandConsumerStats) -> None:
     """CONSUMER_STATS: answer with the counters of a consumer of this connection."""
-    request = command.consumerStats
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
         data = responses.consumer_stats(

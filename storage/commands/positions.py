@@ -1,9 +1,10 @@
 """Commands about positions: SEEK resets a subscription, GET_LAST_MESSAGE_ID asks for the last message of its topic."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
+from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage.commands.consumers import consumer_of
-from geminga.storage.commands.requests import succeed
+from geminga.storage.commands.requests import carries_out, succeed
 from geminga.storage.commands.subscriptions import close_consumers, position_of, reset_subscription
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.owner_context import OwnerContext
@@ -23,9 +24,9 @@ def _stored(subscription: Subscription, what: str) -> Partition:
     return topic
 
 
-def seek(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.SEEK)
+def seek(owner: OwnerContext, session: Session, request: api.CommandSeek) -> None:
     """SEEK: reset the consumer's subscription to a message id or a time.  Its consumers are closed, and reconnect."""
-    request = command.seek
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "SEEK")
     view = partition.view if subscription.reads_compacted else None
@@ -46,9 +47,9 @@ def seek(owner: OwnerContext, session: Session, command: api.BaseCommand) -> Non
     succeed(owner, session, request.request_id)
 
 
-def get_last_message_id(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.GET_LAST_MESSAGE_ID)
+def get_last_message_id(owner: OwnerContext, session: Session, request: api.CommandGetLastMessageId) -> None:
     """GET_LAST_MESSAGE_ID: answer with the last message of the topic, and with the mark-delete position."""
-    request = command.getLastMessageId
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "GET_LAST_MESSAGE_ID")
     number = partition.name.partition

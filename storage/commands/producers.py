@@ -3,9 +3,10 @@ from collections.abc import Iterable
 
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.proto.names import is_system
-from geminga.storage.commands.requests import T, log_client, park, probe, succeed, withdraw
+from geminga.storage.commands.requests import carries_out, log_client, park, probe, succeed, withdraw
 from geminga.storage.commands.subscriptions import NAME_MAX, check_name, check_new_name, create_subscription
 from geminga.storage.commands.topics import find_or_create, forget_if_idle
 from geminga.storage.cursors.producer_sequences import NONE
@@ -310,9 +311,9 @@ def refuse_send(owner: OwnerContext, session: Session, producer_id: int, handle:
         dismiss(owner, producer)
 
 
-def close_producer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.CLOSE_PRODUCER)
+def close_producer(owner: OwnerContext, session: Session, request: api.CommandCloseProducer) -> None:
     """CLOSE_PRODUCER: remove the producer, or withdraw its parked PRODUCER."""
-    request = command.close_producer
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:
         owner.publish_held(producer.partition)

@@ -1,9 +1,10 @@
 """Answers to requests, and parked commands, as all commands need them."""
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import requested_id
+from geminga.proto.commands import T, request_of, requested_id
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.log import log
 from geminga.storage.topics.owner_context import OwnerContext
@@ -11,15 +12,22 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Topic
 
-T = api.BaseCommand.Type
-_REQUESTS = {      # commands whose clients wait for an answer -> the field of BaseCommand that has the request
-    T.PRODUCER: "producer", T.CLOSE_PRODUCER: "close_producer", T.SUBSCRIBE: "subscribe",
-    T.CLOSE_CONSUMER: "close_consumer", T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek",
-    T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
-    T.NEW_TXN: "newTxn", T.ADD_PARTITION_TO_TXN: "addPartitionToTxn",
-    T.ADD_SUBSCRIPTION_TO_TXN: "addSubscriptionToTxn", T.END_TXN: "endTxn", T.ACK: "ack",
-}
-_OF_TRANSACTIONS = T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.END_TXN
+Request = TypeVar("Request")
+Function = Callable[[OwnerContext, Session, Request], None]
+
+COMMANDS: dict[int, Function[Any]] = {}      # type of a command -> the function that carries it out in an owner
+
+
+def carries_out(kind: int) -> Callable[[Function[Request]], Function[Request]]:
+    """Register a function (owner, session, request) for a kind of command.
+
+    request: the command's own message, such as `command.seek`.
+    """
+    def register(function: Function[Request]) -> Function[Request]:
+        assert kind not in COMMANDS, kind
+        COMMANDS[kind] = function
+        return function
+    return register
 
 
 def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refusal: Refusal) -> None:
@@ -27,16 +35,10 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
 
     If it was to create a producer or consumer, its worker is told that this does not exist.
     """
-    if command.type == T.ACK and command.ack.HasField("request_id"):
-        ack, why = command.ack, (refusal.code, refusal.message)
-        return owner.outbox(session.worker).reply(
-            session.connection, responses.ack_response(ack.consumer_id, ack.request_id, why), request_id=ack.request_id)
-    if command.type not in _REQUESTS:
+    data = responses.refusal(command, refusal.code, refusal.message)
+    if not data:      # its client waits for no answer
         return
-    body = getattr(command, _REQUESTS[command.type])
-    if not body.HasField("request_id"):      # an ACK whose client waits for no answer
-        return
-    data = _refusal(command.type, body, refusal)
+    body = request_of(command)
     action, object_id = envelope.WRITE, 0
     if command.type == T.PRODUCER and body.producer_id not in session.producers:
         action, object_id = envelope.PRODUCER_GONE, body.producer_id
@@ -44,18 +46,6 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
         action, object_id = envelope.CONSUMER_GONE, body.consumer_id
     owner.outbox(session.worker).reply(
         session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
-
-
-def _refusal(kind: int, body: Any, refusal: Refusal) -> bytes:
-    """Return the frame that answers a command with an error.  body: the request in the command."""
-    if kind == T.ACK:
-        return responses.ack_response(body.consumer_id, body.request_id, (refusal.code, refusal.message))
-    if kind == T.NEW_TXN:
-        return responses.transaction_refused(kind, body.request_id, refusal.code, refusal.message, body.tc_id)
-    if kind in _OF_TRANSACTIONS:
-        return responses.transaction_refused(kind, body.request_id, refusal.code, refusal.message,
-                                             body.txnid_most_bits, body.txnid_least_bits)
-    return responses.error(body.request_id, refusal.code, refusal.message)
 
 
 def succeed(owner: OwnerContext, session: Session, request_id: int, gone: Consumer | None = None) -> None:

@@ -18,7 +18,9 @@ import numpy as np
 
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
+from geminga.storage.commands.requests import carries_out
 from geminga.storage.commands.subscriptions import position_of
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.transaction_acks import TransactionAcks
@@ -37,9 +39,9 @@ _WORD = 64
 _IMPLIED_MAX = 1 << 14      # words of ack sets that one command leaves out; a batch may claim any number of messages
 
 
-def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.ACK)
+def acknowledge_in_transaction(owner: OwnerContext, session: Session, request: api.CommandAck) -> None:
     """ACK with the id of a transaction.  It is answered if it has a request id.  Raises Refusal."""
-    request = command.ack
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
         raise Refusal(api.ConsumerNotFound, "Consumer not found")
@@ -48,7 +50,7 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: a
         raise Refusal(api.NotAllowedError, "Transactions are not supported on a non-persistent topic")
     transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
     is_added = transaction is not None and _is_added(subscription.partition, subscription, transaction)
-    if transaction is not None and not is_added and owner.held_acks.hold(session, command, subscription, transaction):
+    if transaction is not None and not is_added and owner.held_acks.hold(session, request, subscription, transaction):
         return      # until its coordinator has said whether the subscription was added
     if transaction is None or not is_added or not _may_use(session, subscription.partition, transaction):
         bits = request.txnid_most_bits, request.txnid_least_bits

@@ -1,42 +1,44 @@
 """Commands about transactions: begin, add partitions and subscriptions, end.  A coordinator carries them out."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
+from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
+from geminga.storage.commands.requests import carries_out
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.session import Session
 
 
-def new_transaction(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.NEW_TXN)
+def new_transaction(owner: OwnerContext, session: Session, request: api.CommandNewTxn) -> None:
     """NEW_TXN."""
     _refuse_disabled(owner)
-    request = command.newTxn
     owner.coordinator.new(session, request.request_id, request.tc_id, request.txn_ttl_millis)
 
 
-def add_partitions(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.ADD_PARTITION_TO_TXN)
+def add_partitions(owner: OwnerContext, session: Session, request: api.CommandAddPartitionToTxn) -> None:
     """ADD_PARTITION_TO_TXN: the transaction may publish to these topics."""
-    request = command.addPartitionToTxn
     owner.coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
-        [(topic, None) for topic in request.partitions], command.type, responses.added_partition)
+        [(topic, None) for topic in request.partitions], T.ADD_PARTITION_TO_TXN, responses.added_partition)
 
 
-def add_subscriptions(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.ADD_SUBSCRIPTION_TO_TXN)
+def add_subscriptions(owner: OwnerContext, session: Session, request: api.CommandAddSubscriptionToTxn) -> None:
     """ADD_SUBSCRIPTION_TO_TXN: the transaction may acknowledge on these subscriptions."""
-    request = command.addSubscriptionToTxn
     owner.coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
-        [(each.topic, each.subscription) for each in request.subscription], command.type,
+        [(each.topic, each.subscription) for each in request.subscription], T.ADD_SUBSCRIPTION_TO_TXN,
         responses.added_subscription)
 
 
-def end_transaction(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+@carries_out(T.END_TXN)
+def end_transaction(owner: OwnerContext, session: Session, request: api.CommandEndTxn) -> None:
     """END_TXN: commit or abort."""
-    request = command.endTxn
     if not request.HasField("txn_action"):
         raise Refusal(api.InvalidTxnStatus, "END_TXN has no action")
     owner.coordinator.end(
-        session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits), command.type,
+        session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits), T.END_TXN,
         responses.ended_transaction, commits=request.txn_action == api.COMMIT)
 
 

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import TABLE, Sends, request_of
 from geminga.proto.errors import Refusal
 from geminga.proto.rows import Rows
 from geminga.storage.admin import queries
@@ -21,8 +22,6 @@ from geminga.storage.upkeep.discovery import Discovery
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-T = api.BaseCommand.Type
-_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.ACK      # an ACK in a transaction
 
 
 def _parsed(data: bytes) -> api.BaseCommand | None:
@@ -34,17 +33,14 @@ def _parsed(data: bytes) -> api.BaseCommand | None:
 
 
 def _concerned(command: api.BaseCommand | None) -> "set[int] | None":
-    """Return the transactions whose SENDs a command depends on; None if it depends on others too.
-
-    To begin a transaction, to add to it and to acknowledge in it needs no SEND at all.
-    """
-    if command is None:
+    """Return the transactions whose SENDs a command depends on; None if it depends on others too."""
+    row = TABLE.get(command.type) if command is not None else None
+    if command is None or row is None or row.behind == Sends.ALL:
         return None
-    if command.type in _WITHOUT_SENDS:
+    if row.behind == Sends.NONE:
         return set()
-    if command.type != T.END_TXN:
-        return None
-    transaction = names.transaction(command.endTxn.txnid_most_bits, command.endTxn.txnid_least_bits)
+    request = request_of(command)
+    transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
     return set() if transaction is None else {transaction}
 
 

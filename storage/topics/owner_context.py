@@ -88,7 +88,7 @@ class TransactionCoordinator(Protocol):
 class AcknowledgementsHeld(Protocol):
     """The part of the ACKs that wait for coordinators that commands use."""
 
-    def hold(self, session: Session, command: api.BaseCommand, subscription: Subscription, transaction: int) -> bool:
+    def hold(self, session: Session, ack: api.CommandAck, subscription: Subscription, transaction: int) -> bool:
         """Hold back an ACK, and ask the coordinator; False if nothing is to be asked.  Raises Refusal."""
 
 

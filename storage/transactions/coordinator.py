@@ -531,7 +531,7 @@ class Coordinator(Watcher):
 
 
 def _refused(request: Request, bits: tuple[int, int], why: Refusal) -> bytes:
-    return responses.transaction_refused(request.kind, request.request_id, why.code, why.message, *bits)
+    return responses.refusal_by_ids(request.kind, request.request_id, bits, why.code, why.message)
 
 
 def _may_use(session: Session, role: Role) -> bool:

@@ -36,7 +36,7 @@ class _Waiting:
     """ACKs that wait for the answer to one question."""
 
     since_ms: int
-    commands: list[tuple[Session, api.BaseCommand]] = field(default_factory=list)
+    acks: list[tuple[Session, api.CommandAck]] = field(default_factory=list)
 
 
 class HeldAcks(Watcher):
@@ -46,12 +46,12 @@ class HeldAcks(Watcher):
         self._owner = owner
         self._waiting: dict[_Question, _Waiting] = {}
         self._answered: _Question | None = None      # whose ACKs are being carried out
-        self._commands = self._bytes = 0             # that wait
+        self._held = self._bytes = 0                 # ACKs that wait
 
     def __repr__(self) -> str:
-        return f"<HeldAcks {self._commands} of {len(self._waiting)} questions>"
+        return f"<HeldAcks {self._held} of {len(self._waiting)} questions>"
 
-    def hold(self, session: Session, command: api.BaseCommand, subscription: Subscription, transaction: int) -> bool:
+    def hold(self, session: Session, ack: api.CommandAck, subscription: Subscription, transaction: int) -> bool:
         """Hold back an ACK, and ask the coordinator; False if nothing is to be asked.  Raises Refusal."""
         partition = subscription.partition
         assert isinstance(partition, Partition), partition
@@ -59,14 +59,14 @@ class HeldAcks(Watcher):
         known = partition.transactions
         if question == self._answered or (known is not None and known.outcome(transaction) is not None):
             return False
-        size = command.ByteSize()
-        if self._commands >= _HELD_MAX or self._bytes + size > _HELD_BYTES_MAX:
+        size = ack.ByteSize()
+        if self._held >= _HELD_MAX or self._bytes + size > _HELD_BYTES_MAX:
             raise Refusal(api.TransactionCoordinatorNotFound, "Too many acknowledgements wait for a coordinator")
         if question not in self._waiting:
             self._waiting[question] = _Waiting(self._owner.now_ms)
             self._ask(question)
-        self._waiting[question].commands.append((session, command))
-        self._commands += 1
+        self._waiting[question].acks.append((session, ack))
+        self._held += 1
         self._bytes += size
         return True
 
@@ -89,13 +89,13 @@ class HeldAcks(Watcher):
     def _carry_out(self, question: _Question) -> None:
         if (waiting := self._waiting.pop(question, None)) is None:
             return
-        self._commands -= len(waiting.commands)
-        self._bytes -= sum(command.ByteSize() for _, command in waiting.commands)
+        self._held -= len(waiting.acks)
+        self._bytes -= sum(ack.ByteSize() for _, ack in waiting.acks)
         self._answered = question
         try:
-            for session, command in waiting.commands:
+            for session, ack in waiting.acks:
                 if self._owner.has(session):
-                    self._owner.carry_out(session, command)
+                    self._owner.carry_out(session, api.BaseCommand(type=api.BaseCommand.ACK, ack=ack))
         finally:
             self._answered = None
 

@@ -9,11 +9,13 @@ The admin process reads the handshake as any request: names of the host, credent
 REST.  Then the connection is handed over to a `geminga-web` process, which answers the handshake itself.
 """
 import os
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus, urlsplit
 
 from aiohttp import web
 
 from geminga.proto import names
+from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.supervisor.admin.requests.authentication import IDENTITY
@@ -23,7 +25,9 @@ from geminga.supervisor.admin.requests.origins import GUARD, shows_a_token
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.web import frames
 from geminga.supervisor.web.visits import CONSUMER, PRODUCER, Visit, Visits
-from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, Resource
+
+if TYPE_CHECKING:
+    from geminga.workers.identity.authorization import Resource
 
 VISITS = web.AppKey("visits", Visits)
 routes = web.RouteTableDef()

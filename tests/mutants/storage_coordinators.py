@@ -27,7 +27,7 @@ BUGS = [
     *of("storage/transactions/held_acks.py", _TESTS,
         ("if question == self._answered or (", "if (", "an ACK asks without end"),
         ("        if question not in self._waiting:\n", "        if True:\n", "each ACK asks a question of its own"),
-        ("        if self._commands >= _HELD_MAX or self._bytes + size > _HELD_BYTES_MAX:\n", "        if False:\n",
+        ("        if self._held >= _HELD_MAX or self._bytes + size > _HELD_BYTES_MAX:\n", "        if False:\n",
          "ACKs pile up while an owner is down"),
         ("            if self._coordinator_of(question) == owner_index:\n", "            if False:\n",
          "an ACK whose question was lost waits in vain"),

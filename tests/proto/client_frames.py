@@ -11,8 +11,8 @@ import numpy as np
 from crc32c import crc32c
 from google.protobuf.message import Message
 
-from geminga.proto import connection as connections
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import AUTHENTICATING, CONNECTED, NEW
 from geminga.proto.connection import Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError
 
@@ -76,7 +76,7 @@ class Heard:
 
     events: list = field(default_factory=list)
     error: str = ""        # of the ProtocolError that ended it
-    state: str = connections.NEW
+    state: str = NEW
     runs: int = 0          # events that were read as arrays
     kinds: set[str] = field(default_factory=set)      # classes of events about SENDs that were not refused
 
@@ -99,8 +99,8 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
                 finally:
                     events += connection.events
                     connection.events = []
-                    if admits and connection.state == connections.AUTHENTICATING:
-                        connection.state = connections.CONNECTED
+                    if admits and connection.state == AUTHENTICATING:
+                        connection.state = CONNECTED
             assert connection.frame_size(memoryview(buffer), taken, len(data)) > len(data) - taken
         except ProtocolError as error:
             heard.error = str(error)

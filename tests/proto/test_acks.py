@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from geminga.proto import acks, varints
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import CONNECTED, Connection
+from geminga.proto.commands import CONNECTED
+from geminga.proto.connection import Connection
 
 from .client_frames import command
 

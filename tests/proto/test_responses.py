@@ -3,6 +3,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
+from geminga.proto.commands import TABLE
 from geminga.proto.frames import frame
 
 T = api.BaseCommand.Type
@@ -70,16 +71,19 @@ def test_an_answer_about_a_transaction_names_its_id(kind):
 @pytest.mark.parametrize("kind", [*TRANSACTION_COMMANDS, T.END_TXN_ON_PARTITION, T.END_TXN_ON_SUBSCRIPTION])
 def test_a_refused_command_about_a_transaction_gets_its_own_response_with_the_coordinator(kind):
     """Java clients find the waiting request by the coordinator, and close the connection if they do not."""
-    command = said(responses.transaction_refused(kind, 7, api.TransactionNotFound, "gone", 3, 9))
+    command = said(responses.refusal_by_ids(kind, 7, (3, 9)[:len(TABLE[kind].ids)], api.TransactionNotFound, "gone"))
     (_, _), (_, found) = command.ListFields()
     assert command.type == kind + 1
-    assert (found.request_id, found.txnid_most_bits, found.txnid_least_bits) == (7, 3, 9)
+    assert (found.request_id, found.txnid_most_bits) == (7, 3)
+    assert found.txnid_least_bits == (0 if kind == T.NEW_TXN else 9)      # no transaction has begun
     assert (found.error, found.message) == (api.TransactionNotFound, "gone")
 
 
 def test_a_coordinator_is_connected_or_not():
     found = said(responses.transaction_coordinator_connected(7)).tcClientConnectResponse
     assert found.request_id == 7 and not found.HasField("error")
-    refused = responses.transaction_refused(T.TC_CLIENT_CONNECT_REQUEST, 7, api.TransactionCoordinatorNotFound, "none")
+    asked = api.CommandTcClientConnectRequest(request_id=7, tc_id=9)
+    command = api.BaseCommand(type=T.TC_CLIENT_CONNECT_REQUEST, tcClientConnectRequest=asked)
+    refused = responses.refusal(command, api.TransactionCoordinatorNotFound, "none")
     found = said(refused).tcClientConnectResponse
     assert (found.request_id, found.error) == (7, api.TransactionCoordinatorNotFound)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import sends
+from geminga.proto.commands import CONNECTED
 
 from . import client_frames as client
 from .client_frames import CONNECT, PING, byte_by_byte, cut, entry_of, listen, message_metadata, send
@@ -355,7 +356,7 @@ def test_a_run_may_end_where_the_buffer_does():
     """Reading a run at the end of the buffer touches no byte behind it, although columns are loaded as words."""
     frames = [send(entry_of(message_metadata(publish_time=5 + n), b""), sequence_id=n) for n in range(64)]
     connection = client.Connection(client.MESSAGE_SIZE_MAX)
-    connection.state = client.connections.CONNECTED
+    connection.state = CONNECTED
     for _ in range(2):      # one by one, until the layout is known; then as a run
         buffer = np.frombuffer(bytearray(b"".join(frames)), np.uint8)
         taken = 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from geminga.proto import connection as connections
 from geminga.proto import names, sends
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import CONNECTED
 from geminga.proto.connection import Connection, Sends
 
 from .client_frames import MESSAGE_SIZE_MAX, STALE, entry_of, flat, message_metadata, send
@@ -27,7 +28,7 @@ def frame(position, number=0, *, before=(), behind=(), **fields):
 def hear(frames, *, reads_positions=True):
     """Return (the position + 1 of each SEND, how many SENDs were read as arrays)."""
     connection = Connection(MESSAGE_SIZE_MAX)
-    connection.state, connection.reads_positions = connections.CONNECTED, reads_positions
+    connection.state, connection.reads_positions = CONNECTED, reads_positions
     data = b"".join(frames)
     buffer = np.frombuffer(bytearray(data + STALE), np.uint8)
     taken, found, in_runs = 0, [], 0
@@ -105,7 +106,7 @@ def test_a_marker_has_no_messages(count):
     metadata = message_metadata(marker_type=10, num_messages_in_batch=1,
                                 properties=[api.KeyValue(key=KEY, value="7:8")])
     connection = Connection(MESSAGE_SIZE_MAX)
-    connection.state, connection.reads_positions = connections.CONNECTED, True
+    connection.state, connection.reads_positions = CONNECTED, True
     data = send(entry_of(metadata), marker=True) * count
     buffer = np.frombuffer(bytearray(data + STALE), np.uint8)
     taken = 0

@@ -10,7 +10,7 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin import queries, questions
-from geminga.storage.commands import commands, consumers, producers, subscriptions
+from geminga.storage.commands import commands, consumers, producers, requests, subscriptions
 from geminga.storage.errors import Interrupted, NotDurable
 from geminga.storage.owner.durability import Durability
 
@@ -171,7 +171,7 @@ def test_who_waited_for_its_connection_is_dealt_with(rig, monkeypatch):
     section, number = rig.subscribe(TOPIC, "sub", connection=OTHER)
     assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
     with monkeypatch.context() as patched:
-        patched.setitem(commands._COMMANDS, T.SEEK, surprise)
+        patched.setitem(requests.COMMANDS, T.SEEK, surprise)
         answers = rig.run(rig.command("seek", connection=VICTIM, consumer_id=1, request_id=1))
     assert ended(answers) == [VICTIM]
     assert rig.consumer_in(answers, number, TOPIC, connection=OTHER)
@@ -203,7 +203,7 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
 
     rig.producer(TOPIC)
     for say in (rig.command("seek", consumer_id=1, request_id=1), rig.question("unload", TOPIC)):
-        monkeypatch.setitem(commands._COMMANDS, T.SEEK, fails)
+        monkeypatch.setitem(requests.COMMANDS, T.SEEK, fails)
         monkeypatch.setitem(queries.FUNCTIONS, questions.Unload, fails)
         with pytest.raises(NotDurable):
             rig.run(say)
@@ -241,7 +241,7 @@ def refuse_everything(*_):
 @pytest.mark.parametrize("field, fields, response, said", REFUSED, ids=[row[0] for row in REFUSED])
 def test_a_refused_command_of_a_transaction_is_answered_by_its_own_response(
         rig, monkeypatch, field, fields, response, said):
-    monkeypatch.setitem(commands._COMMANDS, api.BaseCommand.DESCRIPTOR.fields_by_name[field].number, refuse_everything)
+    monkeypatch.setitem(requests.COMMANDS, api.BaseCommand.DESCRIPTOR.fields_by_name[field].number, refuse_everything)
     [command] = rig.run(rig.command(field, request_id=7, **fields)).commands()
     found = getattr(command, response)
     assert (found.request_id, found.error, found.message) == (7, api.TransactionNotFound, "gone")
@@ -249,5 +249,5 @@ def test_a_refused_command_of_a_transaction_is_answered_by_its_own_response(
 
 
 def test_a_refused_ack_whose_client_waits_for_no_answer_gets_none(rig, monkeypatch):
-    monkeypatch.setitem(commands._COMMANDS, T.ACK, refuse_everything)
+    monkeypatch.setitem(requests.COMMANDS, T.ACK, refuse_everything)
     assert rig.run(rig.command("ack", consumer_id=5, ack_type=api.CommandAck.Individual)).commands() == []

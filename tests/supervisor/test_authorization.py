@@ -7,13 +7,13 @@ import pytest
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import TABLE
 from geminga.proto.names import POSITION_PROPERTY
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import audit, authorization
 from geminga.supervisor.admin.resources import brokers
 from geminga.supervisor.rest_messages import doors as rest_doors
 from geminga.supervisor.web import doors
-from geminga.workers.identity.demands import DEMANDS
 
 from ..harness import Broker, eventually
 from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
@@ -276,7 +276,7 @@ OF_OTHERS = {
 
 def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
     """A role without rights sends every command that demands none: the owner of the ids goes on as before."""
-    assert OF_OTHERS.keys() == {kind for kind, demand in DEMANDS.items() if demand is None}
+    assert OF_OTHERS.keys() == {kind for kind, row in TABLE.items() if not row.right}
     place = guarded.people.place()
     owner, topic = guarded.connect("admin"), f"persistent://{place}/plain"
     assert (

@@ -6,19 +6,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import TRANSITIONS
+from geminga.proto import responses
+from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE, TABLE, T
 from geminga.proto.names import parse
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.workers.identity import authorization as authorization_module
-from geminga.workers.identity import demands
 from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.authorization import (
     ACTIONS,
     ADMINISTER,
-    CONSUME,
     GRANTED,
-    LOOKUP,
-    PRODUCE,
     REPLICATE,
     Authorization,
 )
@@ -235,14 +232,28 @@ def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, adm
 
 # -- commands
 
-def test_every_command_says_what_it_demands():
-    """A command that is added later needs a demand, or this fails."""
-    taken = {kind for commands in TRANSITIONS.values() for kind in commands}
-    assert taken == demands.DEMANDS.keys()
-    for kind, demand in demands.DEMANDS.items():
-        if demand is not None:
-            assert api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name == demand.field
-            assert demand.answer(1, api.AuthorizationError, demand.text)
+def test_a_command_that_names_a_topic_or_namespace_needs_a_right_to_it():
+    """Other commands are about something of their own connection, or refused to everybody as END_TXN_ON_PARTITION is.
+
+    A command that is added later needs a right, or this fails.
+    """
+    named = {kind for kind in TABLE if {"topic", "namespace"} & fields_of(kind).keys()}
+    assert {kind for kind, row in TABLE.items() if row.right and row.denial} == named - {T.END_TXN_ON_PARTITION}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, row in TABLE.items() if row.right], ids=T.Name)
+def test_a_command_without_its_right_is_answered_with_its_own_error(kind):
+    request = {name: 1 if field.type != field.TYPE_STRING else "x" for name, field in fields_of(kind).items()
+               if field.is_required and field.message_type is None}
+    command = api.BaseCommand(type=kind, **{TABLE[kind].field: request})
+    refused = responses.refusal(command, api.AuthorizationError, "no")
+    (_, _), (_, answer) = api.BaseCommand.FromString(refused[8:]).ListFields()
+    assert isinstance(answer, TABLE[kind].error) and answer.request_id == 1
+    assert api.AuthorizationError in [value for _, value in answer.ListFields()]
+
+
+def fields_of(kind: int) -> dict:
+    return dict(api.BaseCommand.DESCRIPTOR.fields_by_number[kind].message_type.fields_by_name)
 
 
 def test_without_super_users_nobody_is_one(catalogue):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from geminga.proto import names
+from geminga.proto.commands import CONSUME
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.routing import owner_of
@@ -13,7 +14,7 @@ from geminga.workers.directory import patterns
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.patterns import ForeignPattern, Pattern, pattern
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import CONSUME, Authorization
+from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.options import AuthorizationOptions
 
 GROWTH_MAX = 1 << 20          # bytes; without bounds it would be several megabytes

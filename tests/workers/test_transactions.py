@@ -112,7 +112,7 @@ def test_a_command_goes_to_its_coordinator_and_the_answer_back(worker, client, k
     worker.owners[1].replies(client, frame(7, 1, 700), request_id=7)
     name, body = answer(client)
     assert (name, body.txnid_most_bits, body.txnid_least_bits) == (f"{T.Name(kind)}_RESPONSE", 1, 700)
-    assert len(client.client.requests) == 0 and not client.client.requests._about
+    assert len(client.client.requests) == 0 and not client.client.requests._ids
 
 
 @asked

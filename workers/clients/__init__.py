@@ -6,7 +6,7 @@
     routes.py             its producers and consumers, and which owner has them
     pending_requests.py   its requests that owners have not answered
     messages.py           SEND, ACK, FLOW -> owners; receipts -> the client
-    commands.py           all other commands, by a table
+    commands.py           all other commands, answered or passed on
     transactions.py       commands about transactions
     forwarding.py         commands -> owners
     replies.py            owners' answers, and the end of an owner

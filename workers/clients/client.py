@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import CONNECTED
+from geminga.proto.commands import CONNECTED
 from geminga.proto.frames import NO_REQUEST
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker

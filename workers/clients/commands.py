@@ -1,56 +1,61 @@
-"""Commands of clients: answered by the worker itself, or passed on to the owner of their topic.
+"""Commands of clients: answered by the worker itself, or passed on to the owner that has to answer them.
 
-    handle -> may the client do that? (rights.py) -> COMMANDS, a table by the command's type
+    handle -> may the client do that? (rights.py) -> COMMANDS, by the command's type, or else by who answers it
 
-PRODUCER and SUBSCRIBE may wait in the worker twice: for a check of their schema, and for their owner to have room.
+A Refusal becomes the error that the command's row in proto/commands.py names.  PRODUCER and SUBSCRIBE may wait in the
+worker twice: for a check of their schema, and for their owner to have room.
 """
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import EntryAcks
-from geminga.proto.connection import (
-    Send,
-    SendInTransaction,
-    SendRefused,
-    Sends,
-    SendsInTransaction,
-    requested_id,
-)
+from geminga.proto.commands import TABLE, Answerer, T, request_of, requested_id
+from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends, SendsInTransaction
 from geminga.proto.errors import Refusal
+from geminga.storage.errors import StorageFull
 from geminga.workers.clients import messages, transactions
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.forwarding import forward
+from geminga.workers.clients.rights import right_of
 from geminga.workers.clients.routes import Route
 from geminga.workers.clients.stream import Handlers
 from geminga.workers.directory import requests, schemas
-from geminga.workers.directory.requests import ANSWERS
-from geminga.workers.identity.demands import right_of
 
-T = api.BaseCommand.Type
 _TOPIC_EPOCH_MAX = 1 << 62       # that the catalogue stores, with room to count on; only invented epochs are larger
 
 Opening = api.CommandProducer | api.CommandSubscribe
+Handler = Callable[[Client, api.BaseCommand], None]
 
 
 def handle(client: Client, command: api.BaseCommand) -> None:
     """Carry out or forward a command that has just come, or one that had to wait for its owner."""
-    if not _is_refused(client, command):
-        COMMANDS[command.type](client, command)
+    _handle(client, command, COMMANDS.get(command.type) or _FORWARDS[TABLE[command.type].answered_by])
 
 
-def _is_refused(client: Client, command: api.BaseCommand) -> bool:
-    """Whether authorization forbids the command; if so, answer the client with the refusal.
+def _handle(client: Client, command: api.BaseCommand, handler: Handler) -> None:
+    """Call the handler if the client has the right that the command needs, which may be revoked while it waits."""
+    try:
+        if client.worker.rights is not None:
+            client.worker.rights.check(client, command)
+        handler(client, command)
+    except Refusal as refusal:
+        _refuse(client, command, refusal)
+    except StorageFull as error:
+        _refuse(client, command, Refusal(api.PersistenceError, str(error)))
 
-    A right may also be revoked while a command waits.
-    """
-    rights = client.worker.rights
-    if rights is None or (refusal := rights.refused(client, command)) is None:
-        return False
-    _drop_route(client, command)
-    client.stream.write(refusal)
-    return True
+
+def _refuse(client: Client, command: api.BaseCommand, refusal: Refusal) -> None:
+    """Answer a command with its error, and free the id that it had taken for a producer or consumer."""
+    if command.type in _OPENING:
+        route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(requested_id(command))
+        if route is not None and route.is_made_by(command):
+            client.routes.drop(route)
+    if error := responses.refusal(command, refusal.code, refusal.message):
+        client.stream.write(error)
 
 
 # -- the connection
@@ -77,33 +82,47 @@ def _pong(client: Client, command: api.BaseCommand) -> None:
 
 def _answer(client: Client, command: api.BaseCommand) -> None:
     client.worker.counters.add("commands")
-    client.stream.write(ANSWERS[command.type](client.worker.directory, command))
+    client.stream.write(_ANSWERS[command.type](client, request_of(command)))
 
 
-def _list_topics(client: Client, command: api.BaseCommand) -> None:
-    client.worker.counters.add("commands")
-    client.stream.write(client.worker.watchers.list_topics(client, command.getTopicsOfNamespace))
+def _partition_metadata(client: Client, request: api.CommandPartitionedTopicMetadata) -> bytes:
+    return requests.partition_metadata(client.worker.directory, request)
 
 
-def _watch(client: Client, command: api.BaseCommand) -> None:
-    client.worker.counters.add("commands")
-    client.stream.write(client.worker.watchers.watch(client, command.watchTopicList))
+def _get_schema(client: Client, request: api.CommandGetSchema) -> bytes:
+    began = time.perf_counter()
+    try:
+        return requests.get_schema(client.worker.directory, request)
+    finally:
+        client.worker.counters.observe("schema_get", time.perf_counter() - began)
 
 
-def _close_watcher(client: Client, command: api.BaseCommand) -> None:
-    client.worker.counters.add("commands")
-    client.stream.write(client.worker.watchers.close(client, command.watchTopicListClose))
+def _list_topics(client: Client, request: api.CommandGetTopicsOfNamespace) -> bytes:
+    return client.worker.watchers.list_topics(client, request)
+
+
+def _watch(client: Client, request: api.CommandWatchTopicList) -> bytes:
+    return client.worker.watchers.watch(client, request)
+
+
+def _close_watcher(client: Client, request: api.CommandWatchTopicListClose) -> bytes:
+    return client.worker.watchers.close(client, request)
+
+
+_ANSWERS: dict[int, Callable[[Client, Any], bytes]] = {
+    T.PARTITIONED_METADATA: _partition_metadata, T.GET_SCHEMA: _get_schema, T.GET_TOPICS_OF_NAMESPACE: _list_topics,
+    T.WATCH_TOPIC_LIST: _watch, T.WATCH_TOPIC_LIST_CLOSE: _close_watcher,
+}
 
 
 def _lookup(client: Client, command: api.BaseCommand) -> None:
     client.worker.counters.add("commands")
     began = time.perf_counter()
     try:
-        answer = requests.lookup(client.worker.directory, command)
-    except Refusal as refusal:
-        client.stream.write(responses.lookup_failed(command.lookupTopic.request_id, refusal.code, refusal.message))
+        answer = requests.lookup(client.worker.directory, command.lookupTopic)
+    except Refusal:
         client.worker.counters.add("lookups_failed")
-        return
+        raise
     if client.discoveries:
         answer = client.worker.watchers.looked_up(client, command, answer)
     if answer:
@@ -117,34 +136,22 @@ def answer_lookup(client: Client, answer: bytes, began: float) -> None:
     client.worker.counters.observe("lookup", time.perf_counter() - began)
 
 
-def _get_schema(client: Client, command: api.BaseCommand) -> None:
-    client.worker.counters.add("commands")
-    with client.worker.counters.timed("schema_get"):
-        client.stream.write(requests.get_schema(client.worker.directory, command))
-
-
 def _get_or_create_schema(client: Client, command: api.BaseCommand) -> None:
     client.worker.counters.add("commands")
     request = command.getOrCreateSchema
-    try:
-        topic = client.worker.directory.catalogue.topics.named(request.topic)
-        client.worker.schema_checks.begin(client, command, topic,
-                                          schemas.get_or_create(request, topic, client.worker.counters))
-    except Refusal as refusal:
-        schema_checked(client, command, None, refusal)
+    topic = client.worker.directory.catalogue.topics.named(request.topic)
+    client.worker.schema_checks.begin(client, command, topic,
+                                      schemas.get_or_create(request, topic, client.worker.counters))
 
 
 def schema_checked(client: Client, command: api.BaseCommand, answer: bytes | None, refusal: Refusal | None) -> None:
     """Continue a command after the check of its schema: answer it, refuse it, or open the producer or consumer."""
-    request = getattr(command, _WITH_SCHEMAS[command.type])
-    if command.type == T.GET_OR_CREATE_SCHEMA:
-        client.stream.write(responses.schema_refused(request.request_id, refusal.code, refusal.message) if refusal else
-                            responses.schema_created(request.request_id, answer or b""))
-    elif refusal:
-        _drop_route(client, command)
-        client.stream.write(responses.error(request.request_id, refusal.code, refusal.message))
-    elif not _is_refused(client, command):
-        _OPENING[command.type](client, command, is_checked=True)
+    if refusal is not None:
+        _refuse(client, command, refusal)
+    elif command.type == T.GET_OR_CREATE_SCHEMA:
+        client.stream.write(responses.schema_created(command.getOrCreateSchema.request_id, answer or b""))
+    else:
+        _handle(client, command, partial(_OPENING[command.type], is_checked=True))
 
 
 # -- producers and consumers
@@ -152,8 +159,7 @@ def schema_checked(client: Client, command: api.BaseCommand, answer: bytes | Non
 def _open_producer(client: Client, command: api.BaseCommand, *, is_checked: bool = False) -> None:
     request = command.producer
     if request.topic_epoch > _TOPIC_EPOCH_MAX:
-        text = f"No topic has had the epoch {request.topic_epoch}"
-        return client.stream.write(responses.error(request.request_id, api.ProducerFenced, text))
+        raise Refusal(api.ProducerFenced, f"No topic has had the epoch {request.topic_epoch}")
     _open(client, command, request, request.producer_id, is_producer=True, is_checked=is_checked)
 
 
@@ -170,21 +176,16 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
     route = routes.of_kind(is_producer=is_producer).get(object_id)
     if route is not None and not route.is_made_by(command):
         return _open_again(client, route, request)
+    if worker.is_draining:
+        raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
     link = withdraw = None
-    try:
-        if worker.is_draining:
-            raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
-        topic = names.parse(request.topic)
-        is_valid = is_checked or (route is not None and route.is_valid)
-        if not is_checked and not schemas.is_settled(worker.directory.catalogue, topic, request, is_valid=is_valid):
-            withdraw = worker.schema_checks.begin(client, command, topic,
-                                                  schemas.settle(request, topic, worker.counters))
-        elif (link := worker.owners.with_room(topic)) is None:
-            withdraw = worker.waiting.wait(client, topic, command)
-    except Refusal as refusal:
-        if route is not None:
-            routes.drop(route)
-        return client.stream.write(responses.error(request.request_id, refusal.code, refusal.message))
+    topic = names.parse(request.topic)
+    is_valid = is_checked or (route is not None and route.is_valid)
+    if not is_checked and not schemas.is_settled(worker.directory.catalogue, topic, request, is_valid=is_valid):
+        withdraw = worker.schema_checks.begin(client, command, topic,
+                                              schemas.settle(request, topic, worker.counters))
+    elif (link := worker.owners.with_room(topic)) is None:
+        withdraw = worker.waiting.wait(client, topic, command)
     if route is None:
         route = Route(None, object_id, is_producer, request=(topic, command), request_id=request.request_id,
                       right=right_of(command.type, request))
@@ -199,26 +200,15 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
 
 
 def _open_again(client: Client, route: Route, request: Opening) -> None:
-    """Answer PRODUCER or SUBSCRIBE for an id in use, as Pulsar does: success if the owner has made it, else an
-    error.
-    """
+    """Answer PRODUCER or SUBSCRIBE for an id in use with success.  Raises Refusal: the owner has not made it yet."""
     client.worker.counters.add("commands")
     if not route.handle:
-        text = f"{'Producer' if route.is_producer else 'Consumer'} is already present on the connection"
-        client.stream.write(responses.error(request.request_id, api.ServiceNotReady, text))
-    elif route.is_producer:
+        what = "Producer" if route.is_producer else "Consumer"
+        raise Refusal(api.ServiceNotReady, f"{what} is already present on the connection")
+    if route.is_producer:
         client.stream.write(responses.repeated_success(route.success, request.request_id))
     else:
         client.stream.write(responses.success(request.request_id))
-
-
-def _drop_route(client: Client, command: api.BaseCommand) -> None:
-    """Free the producer or consumer id that a refused command had taken; an id taken by another command stays."""
-    if command.type not in _OPENING:
-        return
-    route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(requested_id(command))
-    if route is not None and route.is_made_by(command):
-        client.routes.drop(route)
 
 
 def _close_producer(client: Client, command: api.BaseCommand) -> None:
@@ -246,34 +236,25 @@ def _close(client: Client, command: api.BaseCommand, request: api.CommandClosePr
 
 def _ask_about_consumer(client: Client, command: api.BaseCommand) -> None:
     """Forward a request about a consumer, such as SEEK, to the owner of the consumer."""
-    request = getattr(command, _CONSUMER_REQUESTS[command.type])
+    request = request_of(command)
     route = client.routes.consumers.get(request.consumer_id)
-    if route is not None and route.link is not None:
-        return forward(client, route.link, command, request)
-    if command.type == T.CONSUMER_STATS:
-        client.stream.write(responses.consumer_stats(request.request_id, error_code=api.ConsumerNotFound,
-                                                     error_message="Consumer not found"))
-    elif command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
-        client.stream.write(responses.error(request.request_id, api.MetadataError, "Consumer not found"))
+    if route is None or route.link is None:
+        code = api.ConsumerNotFound if command.type == T.CONSUMER_STATS else api.MetadataError
+        raise Refusal(code, "Consumer not found")
+    forward(client, route.link, command, request)
 
 
-_CONSUMER_REQUESTS = {
-    T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek",
-    T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
-    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
-}
-_WITH_SCHEMAS = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _OPENING = {T.PRODUCER: _open_producer, T.SUBSCRIBE: _subscribe}
-COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
+# Commands that the worker answers, and those that it has something to do for before they go to their owner.
+COMMANDS: dict[int, Handler] = {
     T.CONNECT: _connect, T.AUTH_RESPONSE: _auth_response, T.PING: _ping, T.PONG: _pong,
-    **dict.fromkeys(ANSWERS, _answer), T.LOOKUP: _lookup,
-    T.GET_SCHEMA: _get_schema, T.GET_OR_CREATE_SCHEMA: _get_or_create_schema,
-    T.GET_TOPICS_OF_NAMESPACE: _list_topics, T.WATCH_TOPIC_LIST: _watch, T.WATCH_TOPIC_LIST_CLOSE: _close_watcher,
+    **dict.fromkeys(_ANSWERS, _answer), T.LOOKUP: _lookup, T.GET_OR_CREATE_SCHEMA: _get_or_create_schema,
     T.PRODUCER: _open_producer, T.CLOSE_PRODUCER: _close_producer,
-    T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer,
-    **dict.fromkeys(_CONSUMER_REQUESTS, _ask_about_consumer), T.FLOW: messages.flow, T.ACK: messages.acknowledge,
-    **transactions.COMMANDS,
+    T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer, T.FLOW: messages.flow, T.ACK: messages.acknowledge,
+    T.TC_CLIENT_CONNECT_REQUEST: transactions.connect, T.NEW_TXN: transactions.begin, T.END_TXN: transactions.end,
+    T.END_TXN_ON_PARTITION: transactions.refuse_brokers, T.END_TXN_ON_SUBSCRIPTION: transactions.refuse_brokers,
 }
+_FORWARDS = {Answerer.CONSUMER: _ask_about_consumer, Answerer.COORDINATOR: transactions.use}      # all other commands
 HANDLERS: Handlers = {
     Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send,
     SendInTransaction: messages.publish_one_in_transaction, SendsInTransaction: messages.publish_in_transaction,

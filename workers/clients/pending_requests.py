@@ -25,7 +25,7 @@ class PendingRequests:
     def __init__(self, counters: Counters):
         self._counters = counters
         self._kinds: dict[tuple[OwnerLink, int], int] = {}           # the commands' types
-        self._about: dict[tuple[OwnerLink, int], tuple[int, ...]] = {}      # of commands whose refusals need it
+        self._ids: dict[tuple[OwnerLink, int], tuple[int, ...]] = {}      # of commands whose refusals have more ids
         self._withheld: dict[tuple[OwnerLink, int], Withheld] = {}
 
     def __repr__(self) -> str:
@@ -39,11 +39,11 @@ class PendingRequests:
         """Whether the client has as many unanswered requests as one connection may have."""
         return len(self._kinds) >= _PENDING_MAX
 
-    def add(self, link: OwnerLink, request_id: int, kind: int, about: tuple[int, ...] = ()) -> None:
-        """Record a request that was sent to an owner.  kind: type of its command; about: see `forwarding.refused`."""
+    def add(self, link: OwnerLink, request_id: int, kind: int, ids: tuple[int, ...] = ()) -> None:
+        """Record a request that was sent to an owner.  kind: type of its command; ids: see `Command.ids_of`."""
         self._kinds[link, request_id] = kind
-        if about:
-            self._about[link, request_id] = about
+        if ids:
+            self._ids[link, request_id] = ids
 
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool:
         """Withhold the answer to a LOOKUP until the topic's owner has answered a question of this worker.
@@ -63,22 +63,22 @@ class PendingRequests:
         any.
         """
         self._kinds.pop((link, request_id), None)
-        if self._about:
-            self._about.pop((link, request_id), None)
+        if self._ids:
+            self._ids.pop((link, request_id), None)
         return self._release((link, request_id)) if self._withheld else None
 
     def owner_gone(self, link: OwnerLink) -> list[tuple[int, int, tuple[int, ...], Withheld | None]]:
-        """Forget and return the requests of an owner that has ended: [(command type, request id, `about`, withheld
+        """Forget and return the requests of an owner that has ended: [(command type, request id, `ids`, withheld
         answer)].
         """
         keys = [key for key in self._kinds if key[0] is link]
-        return [(self._kinds.pop(key), key[1], self._about.pop(key, ()), self._release(key)) for key in keys]
+        return [(self._kinds.pop(key), key[1], self._ids.pop(key, ()), self._release(key)) for key in keys]
 
     def clear(self) -> None:
         """Forget all requests: the client's connection has ended."""
         self._counters.add("lookups_waiting", -len(self._withheld))
         self._kinds.clear()
-        self._about.clear()
+        self._ids.clear()
         self._withheld.clear()
 
     def _release(self, key: tuple[OwnerLink, int]) -> Withheld | None:

@@ -8,16 +8,15 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import TABLE, Answerer
 from geminga.proto.errors import Refusal
 from geminga.proto.frames import NO_REQUEST
 from geminga.workers.clients import commands
 from geminga.workers.clients.client import Client
-from geminga.workers.clients.forwarding import COORDINATED, refused
 from geminga.workers.clients.routes import Route
 from geminga.workers.failures import attempt
 from geminga.workers.owners.links import OwnerLink
 
-T = api.BaseCommand.Type
 _READY = envelope.PRODUCER_READY, envelope.CONSUMER_READY
 _GONE = envelope.PRODUCER_GONE, envelope.CONSUMER_GONE
 
@@ -99,17 +98,18 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
     client.probed_by = [probing for probing in client.probed_by if probing is not link]
     client.stream.unthrottle(link)
     client.introduced.discard(link)
-    for kind, request_id, about, withheld in client.requests.owner_gone(link):
+    for kind, request_id, ids, withheld in client.requests.owner_gone(link):
+        row = TABLE[kind]
         if withheld is not None:
             commands.handle(client, withheld.command)
-        elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
+        elif row.ends_with_owner:
             client.stream.write(responses.success(request_id))
-        elif kind in COORDINATED:      # clients send it again
-            client.stream.write(refused(kind, request_id, api.TransactionCoordinatorNotFound,
-                                        "The coordinator ended before it answered", about))
         else:
-            client.stream.write(refused(kind, request_id, api.ServiceNotReady,
-                                        "The topic's owner ended before it answered", about))
+            # At either error clients send the command again.
+            why = Refusal(api.ServiceNotReady, "The topic's owner ended before it answered")
+            if row.answered_by == Answerer.COORDINATOR:
+                why = Refusal(api.TransactionCoordinatorNotFound, "The coordinator ended before it answered")
+            client.stream.write(responses.refusal_by_ids(kind, request_id, ids, why.code, why.message))
     for route in unanswered:
         _ask_successor(client, route)
 

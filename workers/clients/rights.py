@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import CONSUME, LOOKUP, TABLE, T
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import StorageFull
 from geminga.storage.runtime.counters import Counters
@@ -17,11 +19,16 @@ from geminga.workers.clients.routes import Route, Routes
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.watchers import Watcher, Watchers
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import ADMINISTER, CONSUME, LOOKUP, Authorization, Decision, tenant_of
-from geminga.workers.identity.demands import DEMANDS, is_free, right_of
+from geminga.workers.identity.authorization import (
+    ADMINISTER,
+    REPLICATE,
+    Authorization,
+    Decision,
+    Right,
+    tenant_of,
+)
 from geminga.workers.owners.links import OwnerLink
 
-T = api.BaseCommand.Type
 _LOOK_SECONDS = 0.1            # between two looks at the catalogue; a change of rights waits for one
 _AGAIN_SECONDS = 0.005         # between looks for producers and consumers that were told to go and have not gone
 
@@ -68,27 +75,25 @@ class Rights:
 
     # -- before a command is dealt with
 
-    def refused(self, client: Client, command: api.BaseCommand) -> bytes | None:
-        """Return the refusal of a command that the client has no right to; None if the client has the right."""
-        demand = DEMANDS[command.type]
-        if demand is None:
-            return None
-        request = getattr(command, demand.field)
-        decision = self._decide(client, command.type, request)
+    def check(self, client: Client, command: api.BaseCommand) -> None:
+        """Raise Refusal: the client does not have the right that the command needs."""
+        row = TABLE[command.type]
+        if not row.right:
+            return
+        decision = self._decide(client, command.type, getattr(command, row.field))
         if decision is None or decision.is_allowed:
-            return None
+            return
         self._worker.counters.add("commands_refused")
         self._worker.counters.add("lookups_failed", command.type == T.LOOKUP)
-        return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
+        raise Refusal(api.AuthorizationError, decision.told or row.denial)
 
     def _decide(self, client: Client, kind: int, request: Any) -> Decision | None:
-        """Decide about a command; None if it demands no right, or is wrong in another way, which its handler answers.
-        """
+        """Decide about a command; None if it is wrong in another way, which its handler answers."""
         try:
             right = right_of(kind, request)
         except Refusal:
             return None
-        if is_free(kind, right):
+        if _is_free(kind, right):
             return None
         assert client.identity is not None
         decision = self._authorization.decide(client.identity, *right)
@@ -147,3 +152,24 @@ class Rights:
         """Whether the client of this topic-list watcher has lost the right to watch."""
         identity = watcher.client.identity
         return identity is None or not self._authorization.allows(identity, LOOKUP, watcher.namespace)
+
+
+def right_of(kind: int, request: Any) -> Right:
+    """Return the right that a command needs.  kind: the command's type; request: the message inside the command.
+
+    Raises Refusal: the command names no valid topic or namespace.
+    """
+    row = TABLE[kind]
+    if "namespace" in request.DESCRIPTOR.fields_by_name:
+        return Right(row.right, names.parse_namespace(request.namespace))
+    topic = names.parse(request.topic)
+    if kind == T.PRODUCER and names.source_cluster(request.producer_name) is not None:
+        return Right(REPLICATE, topic)
+    return Right(row.right, topic, request.subscription if kind == T.SUBSCRIBE else "")
+
+
+def _is_free(kind: int, right: Right) -> bool:
+    """Whether every client that is authenticated may do this: ask where the coordinators of transactions are."""
+    resource = right.resource
+    return kind in (T.LOOKUP, T.PARTITIONED_METADATA) and not isinstance(resource, str) \
+        and resource.base == names.COORDINATORS

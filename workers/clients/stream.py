@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import responses
-from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, NEW, Connection
+from geminga.proto.commands import CONNECTED, NEW
+from geminga.proto.connection import FIRST_SIZE_MAX, Connection
 from geminga.proto.errors import ProtocolError
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.lease import Lease

@@ -2,18 +2,15 @@
 
 A coordinator's number is the index of its owner.  SENDs in transactions are in messages.py.
 """
-from collections.abc import Callable
-from typing import Any
-
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import WORDS_MAX
-from geminga.proto.errors import ErrorCode, ProtocolError
+from geminga.proto.commands import request_of
+from geminga.proto.errors import ProtocolError, Refusal
 from geminga.workers.clients.client import Client
-from geminga.workers.clients.forwarding import forward, pass_on
+from geminga.workers.clients.forwarding import forward
 from geminga.workers.owners.links import OwnerLink
 
-T = api.BaseCommand.Type
 DISABLED = "Transactions are not enabled."
 
 
@@ -23,30 +20,32 @@ def connect(client: Client, command: api.BaseCommand) -> None:
     if _is_disabled(client, request.request_id):
         return
     client.worker.counters.add("commands")
-    if request.tc_id < client.worker.owners.count:
-        return client.stream.write(responses.transaction_coordinator_connected(request.request_id))
-    client.stream.write(responses.transaction_refused(
-        command.type, request.request_id, api.TransactionCoordinatorNotFound, _unknown(request.tc_id)))
+    if request.tc_id >= client.worker.owners.count:
+        raise _unknown(request.tc_id)
+    client.stream.write(responses.transaction_coordinator_connected(request.request_id))
 
 
 def begin(client: Client, command: api.BaseCommand) -> None:
     """NEW_TXN: forward it to the coordinator that the client has chosen."""
     request = command.newTxn
-    if request.tc_id < client.worker.owners.count:
-        return _coordinate(client, command, request, request.tc_id, 0)
-    if not _is_disabled(client, request.request_id):
-        _refuse(client, command, request, api.TransactionCoordinatorNotFound, _unknown(request.tc_id), request.tc_id, 0)
+    if _is_disabled(client, request.request_id):
+        return
+    if request.tc_id >= client.worker.owners.count:
+        client.worker.counters.add("commands")
+        raise _unknown(request.tc_id)
+    _coordinate(client, command, request.tc_id)
 
 
 def use(client: Client, command: api.BaseCommand) -> None:
-    """ADD_PARTITION_TO_TXN, ADD_SUBSCRIPTION_TO_TXN: forward it to the transaction's coordinator."""
-    request = getattr(command, _FIELDS[command.type])
+    """Forward a command about a transaction to the transaction's coordinator."""
+    request = request_of(command)
+    if _is_disabled(client, request.request_id):
+        return
     most, least = request.txnid_most_bits, request.txnid_least_bits
-    if names.transaction(most, least) is not None:
-        return _coordinate(client, command, request, most, least)
-    if not _is_disabled(client, request.request_id):
-        _refuse(client, command, request, api.TransactionNotFound, f"There is no transaction ({most},{least})",
-                most, least)
+    if names.transaction(most, least) is None:
+        client.worker.counters.add("commands")
+        raise _missing(most, least)
+    _coordinate(client, command, most)
 
 
 def end(client: Client, command: api.BaseCommand) -> None:
@@ -56,23 +55,16 @@ def end(client: Client, command: api.BaseCommand) -> None:
     use(client, command)
 
 
-_FIELDS = {T.ADD_PARTITION_TO_TXN: "addPartitionToTxn", T.ADD_SUBSCRIPTION_TO_TXN: "addSubscriptionToTxn",
-           T.END_TXN: "endTxn"}
-
-
-def _coordinate(client: Client, command: api.BaseCommand, request: Any, most: int, least: int) -> None:
-    """Forward a command to the coordinator that the most bits of the transaction's id name."""
-    if _is_disabled(client, request.request_id):
-        return
-    link = client.worker.owners.link_to(most)
+def _coordinate(client: Client, command: api.BaseCommand, coordinator: int) -> None:
+    link = client.worker.owners.link_to(coordinator)
     if link is None:      # clients try again for some time
-        return _refuse(client, command, request, api.TransactionCoordinatorNotFound,
-                       "The coordinator is being restarted; try again", most, least)
-    forward(client, link, command, request, (most, least))
+        client.worker.counters.add("commands")
+        raise Refusal(api.TransactionCoordinatorNotFound, "The coordinator is being restarted; try again")
+    forward(client, link, command, request_of(command))
 
 
 def _is_disabled(client: Client, request_id: int) -> bool:
-    """Whether transactions are switched off; if so, answer the request with that."""
+    """Whether transactions are switched off; if so, answer the request with that, by ERROR as Pulsar does."""
     if client.worker.options.transactions:
         return False
     client.worker.counters.add("commands")
@@ -80,47 +72,28 @@ def _is_disabled(client: Client, request_id: int) -> bool:
     return True
 
 
-def _refuse(client: Client, command: api.BaseCommand, request: Any, code: ErrorCode, message: str, most: int,
-            least: int) -> None:
-    client.worker.counters.add("commands")
-    client.stream.write(responses.transaction_refused(
-        command.type, request.request_id, code, message, most, least))
+def _unknown(coordinator: int) -> Refusal:
+    return Refusal(api.TransactionCoordinatorNotFound, f"There is no transaction coordinator {coordinator}")
 
 
-def _unknown(coordinator: int) -> str:
-    return f"There is no transaction coordinator {coordinator}"
+def _missing(most: int, least: int) -> Refusal:
+    return Refusal(api.TransactionNotFound, f"There is no transaction ({most},{least})")
 
 
 def refuse_brokers(client: Client, command: api.BaseCommand) -> None:
     """END_TXN_ON_PARTITION, END_TXN_ON_SUBSCRIPTION: only brokers of a cluster tell each other such things."""
-    request = command.endTxnOnPartition if command.type == T.END_TXN_ON_PARTITION else command.endTxnOnSubscription
-    _refuse(client, command, request, api.NotAllowedError, "Only the transaction as a whole can be ended",
-            request.txnid_most_bits, request.txnid_least_bits)
+    client.worker.counters.add("commands")
+    raise Refusal(api.NotAllowedError, "Only the transaction as a whole can be ended")
 
 
 def acknowledge(client: Client, link: OwnerLink, command: api.BaseCommand) -> None:
     """ACK in a transaction: forward it to the consumer's owner, behind everything that came before it."""
     request = command.ack
     most, least = request.txnid_most_bits, request.txnid_least_bits
-    refusal: tuple[ErrorCode, str] | None = None
     if not client.worker.options.transactions:
-        refusal = api.NotAllowedError, DISABLED
-    elif names.transaction(most, least) is None:
-        refusal = api.TransactionNotFound, f"There is no transaction ({most},{least})"
-    if refusal is not None:
-        if request.HasField("request_id"):
-            client.stream.write(responses.ack_response(request.consumer_id, request.request_id, refusal))
-        return
+        raise Refusal(api.NotAllowedError, DISABLED)
+    if names.transaction(most, least) is None:
+        raise _missing(most, least)
     for message_id in request.message_id:
         del message_id.ack_set[WORDS_MAX:]
-    if request.HasField("request_id"):
-        forward(client, link, command, request, (request.consumer_id,))
-    else:
-        pass_on(client, link, command)
-
-
-COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
-    T.TC_CLIENT_CONNECT_REQUEST: connect, T.NEW_TXN: begin, T.ADD_PARTITION_TO_TXN: use,
-    T.ADD_SUBSCRIPTION_TO_TXN: use, T.END_TXN: end,
-    T.END_TXN_ON_PARTITION: refuse_brokers, T.END_TXN_ON_SUBSCRIPTION: refuse_brokers,
-}
+    forward(client, link, command, request)

@@ -111,7 +111,10 @@ class Watchers:
     # -- requests of clients
 
     def list_topics(self, client: Client, request: api.CommandGetTopicsOfNamespace) -> bytes:
-        """Answer GET_TOPICS_OF_NAMESPACE; if the broker cannot evaluate the pattern, the client filters by itself."""
+        """Answer GET_TOPICS_OF_NAMESPACE; if the broker cannot evaluate the pattern, the client filters by itself.
+
+        Raises Refusal.
+        """
         newest = self._directory.newest_partition()      # before the list is read, else a topic in between is missed
         chosen = None
         try:
@@ -120,10 +123,8 @@ class Watchers:
                 with suppress(ForeignPattern):
                     topics = pattern(request.topics_pattern).choose(topics)
                     chosen = request.topics_pattern
-        except Refusal as refusal:
-            return responses.error(request.request_id, refusal.code, refusal.message)
         except BrokenPattern as error:
-            return responses.error(request.request_id, api.MetadataError, f"Invalid topics pattern: {error}")
+            raise Refusal(api.MetadataError, f"Invalid topics pattern: {error}") from None
         self._asked(client, request.namespace, chosen, newest)
         digest = topics_hash(topics)
         return responses.topics_of_namespace(request.request_id, topics, digest, is_filtered=chosen is not None,
@@ -132,17 +133,14 @@ class Watchers:
     def watch(self, client: Client, request: api.CommandWatchTopicList) -> bytes:
         """Answer WATCH_TOPIC_LIST.
 
-        As in Pulsar, an id in use keeps its watcher, and only persistent topics are watched.
+        As in Pulsar, an id in use keeps its watcher, and only persistent topics are watched.  Raises Refusal.
         """
         try:
             watcher = self._watchers.get((client, request.watcher_id)) or self._new(client, request)
-        except Refusal as refusal:
-            return responses.error(request.request_id, refusal.code, refusal.message)
         except BrokenPattern as error:
-            return responses.error(request.request_id, api.InvalidTopicName, f"Invalid topics pattern: {error}")
+            raise Refusal(api.InvalidTopicName, f"Invalid topics pattern: {error}") from None
         except ForeignPattern as error:
-            return responses.error(request.request_id, api.NotAllowedError,
-                                   f"Unable to create topic list watcher: {error}")
+            raise Refusal(api.NotAllowedError, f"Unable to create topic list watcher: {error}") from None
         digest = topics_hash(list(watcher.topics))
         topics = [] if digest == request.topics_hash else sorted(watcher.topics)
         return responses.watch_topic_list_success(request.request_id, watcher.watcher_id, topics, digest)

@@ -13,7 +13,6 @@
     local.py             users of the host, by the sockets in the data folder
     handshakes.py        authentication over the binary protocol, and again when a token expires
     authorization.py     (Identity, action, resource) -> allowed or not, and why
-    demands.py           the right that each command demands
 
 May import storage and proto, and nothing else in workers.  Start with authentication.py and authorization.py.
 """

@@ -18,14 +18,14 @@ A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE
 from geminga.proto.names import REPLICATOR_PREFIX, TopicName, remote_of
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.workers.identity.authentication import LOCAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 
-# A right to produce or consume includes LOOKUP.
-ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"
+ADMINISTER = "administer"
 REPLICATE = "replicate"        # to produce under the name of another cluster's replicator
 GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")      # actions that grants are made for
 ACTIONS = (ADMINISTER, LOOKUP, REPLICATE, *GRANTED)

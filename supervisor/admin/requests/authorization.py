@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.requests.authentication import IDENTITY, is_page
@@ -22,16 +23,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     topic_of,
 )
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import (
-    ACTIONS,
-    ADMINISTER,
-    CONSUME,
-    LOOKUP,
-    PRODUCE,
-    Authorization,
-    Decision,
-    Resource,
-)
+from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, Authorization, Decision, Resource
 
 AUTHORIZATION = web.AppKey("authorization", Authorization)
 routes = web.RouteTableDef()
