@@ -11,6 +11,7 @@
     running.py        coroutines that talk to a broker, and errors of the connection
     grammar.py        groups of commands that suggest the nearest name
     completion.py     names that a shell completes, as a broker knows them
+    missing_names.py  names that a broker does not have, and those that are like them
     output.py, progress.py, show.py   forms of answers, bars
 
 A command imports only the modules that it needs, when it runs: imports (numpy, protobuf, aiohttp) take most of its

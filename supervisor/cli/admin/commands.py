@@ -13,8 +13,8 @@ from geminga.supervisor.cli.admin import verb as kinds
 from geminga.supervisor.cli.admin.verb import Option, Verb
 from geminga.supervisor.cli.admin.verbs import GROUPS
 from geminga.supervisor.cli.completion import complete_name
+from geminga.supervisor.cli.missing_names import Unknown, hint_for, listed
 from geminga.supervisor.cli.output import FORMS, Output, every
-from geminga.supervisor.cli.views.places import Unknown, hint_for, listed
 from geminga.supervisor.configuration import units
 from geminga.supervisor.configuration.nearest import question
 from geminga.supervisor.pulsar_client import target

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from geminga.supervisor.cli.views.places import Unknown
+from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
 
 Values = dict[str, Any]

@@ -8,8 +8,9 @@ import click
 
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_address, complete_topic, complete_transaction
+from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.cli.views.places import Unknown, ask, place_of
+from geminga.supervisor.cli.views.places import ask, place_of
 from geminga.supervisor.configuration.nearest import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Refused, plain, quoted

@@ -5,8 +5,9 @@ import click
 
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
+from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.cli.output import Output
-from geminga.supervisor.cli.views.places import Place, Unknown, ask
+from geminga.supervisor.cli.views.places import Place, ask
 from geminga.supervisor.configuration.nearest import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted, topic_path
