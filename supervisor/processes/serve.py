@@ -205,7 +205,7 @@ class Supervisor:
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
-        from geminga.supervisor.console import console
+        from geminga.supervisor.console.routes import console
         from geminga.supervisor.rest_messages import doors as topics
         from geminga.supervisor.web import doors
 

@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from geminga.supervisor.console import live, static_files
-from geminga.supervisor.console.console import PARTS
+from geminga.supervisor.console import static_files
+from geminga.supervisor.console.routes import live
+from geminga.supervisor.console.routes.console import PARTS
 
 from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .browser import needs_browser

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from geminga.supervisor.console.tail import TAILS_MAX
+from geminga.supervisor.console.routes.tail import TAILS_MAX
 
 from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from .browser import needs_browser

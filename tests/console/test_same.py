@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 from geminga.supervisor import main
-from geminga.supervisor.console.dialogs import ACTIONS
+from geminga.supervisor.console.routes.dialogs import ACTIONS
 
 from ..harness import HANG_SECONDS, request
 

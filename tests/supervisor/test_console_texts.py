@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from geminga.supervisor.console import rendering
+from geminga.supervisor.console import payloads, rendering
 from geminga.supervisor.console.actions.action import Action
-from geminga.supervisor.console.dialogs import ACTIONS
-from geminga.supervisor.console.pages import payloads
+from geminga.supervisor.console.routes.dialogs import ACTIONS
 
 from ..breaches import assert_none
 

@@ -5,5 +5,5 @@
 A dialog says beforehand what an action does, whether the role may do it, and which command and request over HTTP do
 the same. The script then sends that request to REST, so that rights, limits and the audit log are those of REST.
 
-Imports: the other files of the console, and what is below it.  Start with `action.py`.
+Imports: the files of the console's own folder, and what is below it.  Start with `action.py`.
 """

@@ -11,7 +11,7 @@ from geminga.storage.schemas.registry import InvalidSchema
 from geminga.supervisor.configuration import units
 from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking
-from geminga.supervisor.console.pages.payloads import words
+from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
 from geminga.supervisor.messages import outgoing, schema_files
 from geminga.supervisor.wording import human

@@ -6,7 +6,7 @@ from typing import Any
 from geminga.supervisor.configuration import units
 from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking, Refused
-from geminga.supervisor.console.pages.payloads import words
+from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
 from geminga.supervisor.pulsar_client.rest import subscription_path
 

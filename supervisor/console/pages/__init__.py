@@ -1,4 +1,6 @@
 """Pages of the console, one file for each subject: functions that load the values of a page.
 
-Imports: the other files of the console, and what is below it.  Start with `overview.py`.
+`policy_rows.py` has the rows of the tables of policies, which several pages show.
+
+Imports: `actions/`, the files of the console's own folder, and what is below it.  Start with `overview.py`.
 """

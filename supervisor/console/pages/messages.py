@@ -4,7 +4,7 @@ from geminga.proto.errors import Refusal
 from geminga.supervisor.console import rendering
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.page import Pages, Values
-from geminga.supervisor.console.pages.payloads import words
+from geminga.supervisor.console.payloads import words
 
 pages = Pages()
 CONDITIONS = "key", "property", "grep", "since", "until", "limit", "order"      # of a search, also in a page's address

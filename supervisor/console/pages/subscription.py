@@ -3,9 +3,9 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from geminga.supervisor.console import payloads
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.page import PATH, Pages, Values
-from geminga.supervisor.console.pages import payloads
 from geminga.supervisor.console.rendering import topic_path
 from geminga.supervisor.wording import sentences
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from geminga.storage.catalogue.policy_table import NAMESPACE
-from geminga.supervisor.console import policy_rows
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.page import Pages, Values
+from geminga.supervisor.console.pages import policy_rows
 
 pages = Pages()
 _SHOWN = 100                 # tenants, or namespaces, of which a page shows details

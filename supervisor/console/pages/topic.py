@@ -11,7 +11,7 @@ from geminga.supervisor.console.actions.schema_actions import pretty
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.bars import bars_of
 from geminga.supervisor.console.page import PATH, Pages, Values
-from geminga.supervisor.console.policy_rows import policies_of
+from geminga.supervisor.console.pages.policy_rows import policies_of
 from geminga.supervisor.console.rendering import topic_path
 from geminga.supervisor.wording import human
 

@@ -14,7 +14,7 @@ from geminga.supervisor.admin.requests.authorization import refusal
 from geminga.supervisor.admin.requests.origins import comes_from_a_browser, is_socket, may_change
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.admin.requests.sessions import SESSION
-from geminga.supervisor.console import dialogs, live, rendering, sign_in, static_files, tail
+from geminga.supervisor.console import rendering, static_files
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.history import HISTORY, History
 from geminga.supervisor.console.page import Page
@@ -35,6 +35,7 @@ from geminga.supervisor.console.pages import (
     tenants,
     topic,
 )
+from geminga.supervisor.console.routes import dialogs, live, sign_in, tail
 
 PARTS = (overview, tables, topic, schemas, delayed, subscription, messages, clients, tenants, access, logs, nights,
          configuration, documents, rest)

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.supervisor.console import live
 from geminga.supervisor.console.asking import Asking, Refused
-from geminga.supervisor.console.pages.payloads import PAYLOAD_BYTES, partition_names
+from geminga.supervisor.console.payloads import PAYLOAD_BYTES, partition_names
 from geminga.supervisor.console.rendering import text, topic_path
+from geminga.supervisor.console.routes import live
 
 routes = web.RouteTableDef()
 TAILS_MAX = 20               # of all browsers together
