@@ -194,7 +194,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """One SparkSession for all tests that want one.  Starting Spark takes seconds, and a process has one session at a
     time.
     """
-    engines = importlib.import_module("geminga.storage.jobs.engines")
+    engines = importlib.import_module("geminga.storage.jobs.compacting.engines")
     try:
         engine = engines.Spark(tmp_path_factory.mktemp("spark") / "scratch", "local[2]", "512m")
     except engines.NoSpark as error:

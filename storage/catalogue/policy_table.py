@@ -321,7 +321,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("compactionOrder",
            "The message of a key that a compaction keeps: the last one, or the one with the latest event time.", (
         Part("", one_of(*COMPACTION_ORDERS), field="compaction_order", key="compaction_order"),),
-        where="storage/jobs/key_scan.py"),
+        where="storage/jobs/compacting/key_scan.py"),
     Policy("export", "Content of a topic that nights export as tables: all new messages, or the compacted view.", (
         Part("", one_of(*EXPORTS), field="export", key="export"),),
         where="supervisor/tasks/tables.py"),

@@ -12,13 +12,7 @@
     shapes.py            definitions -> types of columns, and the type that holds the values of several
     avro_values.py       payloads of Avro -> values, within bounds
     json_values.py       payloads of JSON -> values, with all their digits
-    compaction.py        the compaction of one partition: sources, chunked messages, the folder of its view
-    key_scan.py          first pass of a compaction: the newest message of each key
-    view_writer.py       second pass of a compaction: the ledgers of a view with these messages
-    views/               the parts of a view: their files, and how a compaction continues a view
-    rewriting.py         batches from which some messages are removed
-    engines.py           runs both passes in this process, or in Spark
-    nightly.py           a run over many partitions: plan, progress, report
+    compacting/          compaction: one run over many partitions, and the views that it writes or continues
 
 Nothing here writes into a ledger.  The broker's processes import nothing from here, so neither Arrow nor Spark.
 """

@@ -5,13 +5,13 @@ manifest.  The partition's owner adopts the view by renaming the folder to `<n>`
 view stays as long as a consumer reads from it, and goes with its owner's process.
 
     compacted/7/12.index    a COMPACTED_ROW for each kept entry of ledger 12
-    compacted/7/12.ledger   the kept entries.  A batch that lost messages is rewritten (jobs/rewriting.py), and the
-                            words of its ack set follow it
+    compacted/7/12.ledger   the kept entries.  A batch that lost messages is rewritten
+                            (jobs/compacting/rewriting.py), and the words of its ack set follow it
     compacted/7/12.keys     hashes of the keys of these entries' messages (view_files.py)
     compacted/7/12.mask     messages that this view has no more, although the files above have them (view_files.py)
     compacted/7/view        CRC32-C of the JSON in hexadecimal, a space, JSON
 
-A view that continues another one shares files with it, as hard links (jobs/views).
+A view that continues another one shares files with it, as hard links (jobs/compacting).
 
     Version 1 of the manifest: the first.
     Version 2: masks.  A view without any is still of version 1.

@@ -57,7 +57,7 @@ MASK_HEADER = np.dtype([
 CUT_ROW = np.dtype([("row", "<u4"), ("index", "<u4")])      # row of the index; number of the message in the entry
 assert KEYS_HEADER.itemsize == MASK_HEADER.itemsize == 64
 
-# A slot in memory.  `place`: jobs/compaction.py; `time`: event time in us.
+# A slot in memory.  `place`: jobs/compacting/compaction.py; `time`: event time in us.
 SLOT = np.dtype([("place", "<i8"), ("word", "<u4"), ("more", "<u8"), ("time", "<i8")])
 _INDEX_ODD, _TIME_ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 

@@ -26,10 +26,11 @@ from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import confirmed, nightly
+from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.compacting import nightly
+from geminga.storage.jobs.compacting.engines import OutOfTime, Tell
+from geminga.storage.jobs.compacting.nightly import Engine
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.engines import OutOfTime, Tell
-from geminga.storage.jobs.nightly import Engine
 from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position

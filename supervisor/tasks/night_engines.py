@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from geminga.storage.errors import text_of
-from geminga.storage.jobs.engines import LocalEngine, NoSpark, NotInstalled, Spark
+from geminga.storage.jobs.compacting.engines import LocalEngine, NoSpark, NotInstalled, Spark
 from geminga.storage.tables.places import local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.host import core_count

@@ -23,9 +23,10 @@ from geminga.storage.catalogue.policy_table import BY_EVENT_TIME, EXPORTS_COMPAC
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import READING, WRITING, LocalEngine, Tell
-from geminga.storage.jobs.nightly import Night, Planned, Target
+from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.compacting import nightly
+from geminga.storage.jobs.compacting.engines import READING, WRITING, LocalEngine, Tell
+from geminga.storage.jobs.compacting.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.tables import exports
 from geminga.storage.tables.exports import Wanted

@@ -18,8 +18,9 @@ from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.catalogue.policy_table import EXPORTS_NOTHING
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import LocalEngine, Spark, Tell
+from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.compacting import nightly
+from geminga.storage.jobs.compacting.engines import LocalEngine, Spark, Tell
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, ParquetTable

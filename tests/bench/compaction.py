@@ -37,7 +37,8 @@ from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.disk import files
-from geminga.storage.jobs import confirmed, engines, nightly
+from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.compacting import engines, nightly
 
 sys.path.insert(0, str(Path(__file__).parent))
 from link import ANSWER_MAX_S, Link, Load
@@ -323,7 +324,7 @@ def told(report: nightly.PartitionReport) -> str:
 _SPARK = """
 import sys
 from pathlib import Path
-from geminga.storage.jobs import engines, nightly
+from geminga.storage.jobs.compacting import engines, nightly
 data_dir = Path(sys.argv[1])
 engine = engines.Spark(data_dir / "nightly" / "spark", sys.argv[2], sys.argv[3])
 report = nightly.compact(data_dir, nightly.Target(7, "t"), lambda *_: "measured only", engine)

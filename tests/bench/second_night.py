@@ -33,7 +33,7 @@ from .compaction import KEY_DIGITS, PAYLOAD, write_topic
 _NIGHT = """
 import json, sys, time
 from pathlib import Path
-from geminga.storage.jobs import engines, nightly
+from geminga.storage.jobs.compacting import engines, nightly
 from tests.storage.jobs.topics import adopt_here
 data_dir, by_event_time, spark = Path(sys.argv[1]), bool(int(sys.argv[2])), bool(int(sys.argv[3]))
 def from_disk():

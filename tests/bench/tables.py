@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.storage.jobs.engines import LocalEngine, Spark
+from geminga.storage.jobs.compacting.engines import LocalEngine, Spark
 from geminga.storage.tables import exports, iceberg
 from geminga.storage.tables.commits import MESSAGES
 

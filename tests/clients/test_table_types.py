@@ -28,7 +28,7 @@ from pulsar.schema import (
 )
 
 from geminga.proto import names
-from geminga.storage.jobs.engines import LocalEngine
+from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, ParquetTable
 from geminga.storage.tables.places import LocalPlace

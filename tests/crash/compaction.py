@@ -17,7 +17,7 @@ TOPICS, KEYS, BATCHES = 3, 400, 40
 _JOB = """
 import sys
 from pathlib import Path
-from geminga.storage.jobs import engines, nightly
+from geminga.storage.jobs.compacting import engines, nightly
 from tests.storage.jobs.topics import adopt_here
 data_dir, scratch = Path(sys.argv[1]) / "data", Path(sys.argv[1]) / "scratch"
 engine = engines.Spark(scratch, "local[2]", "512m") if sys.argv[2:] else engines.LocalEngine()

@@ -15,7 +15,7 @@ TOPICS, KEYS, BATCHES = 3, 400, 20
 _JOB = """
 import sys
 from pathlib import Path
-from geminga.storage.jobs import engines
+from geminga.storage.jobs.compacting import engines
 from geminga.storage.tables import exports
 from tests.storage.tables.lake import Lake
 folder = Path(sys.argv[1])

@@ -171,7 +171,7 @@ BUGS = [
         ("if not number or one in known.get(about, ())]", "if True]", ""),
         ("            if not known:\n                return\n", "", "",
          "storage/test_verify.py::test_beside_a_broker_a_folder_that_is_whole_is_looked_at_once")),
-    *of("storage/jobs/compaction.py", "storage/jobs/test_compaction.py",
+    *of("storage/jobs/compacting/compaction.py", "storage/jobs/test_compaction.py",
         ("            end = horizon[1] + 1 if ledger_id == horizon[0] else -1\n", "            end = -1\n", ""),
         ("                elif metadata.chunk_id == len(before) - 1:\n",
          "                elif metadata.chunk_id == len(before) + 1:\n",

@@ -12,8 +12,7 @@ from crc32c import crc32c
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
-from geminga.storage.jobs import nightly
-from geminga.storage.jobs.views import further
+from geminga.storage.jobs.compacting import further, nightly
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.offline import dump, verify
 from geminga.storage.offline.findings import Severity

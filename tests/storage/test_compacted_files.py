@@ -11,7 +11,7 @@ from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
-from geminga.storage.jobs.views.part_writer import PartWriter
+from geminga.storage.jobs.compacting.part_writer import PartWriter
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Manifest, Part
 

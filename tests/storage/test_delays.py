@@ -7,7 +7,7 @@ index.
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.jobs import nightly
+from geminga.storage.jobs.compacting import nightly
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics.subscription import SubType
 

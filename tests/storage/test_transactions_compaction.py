@@ -1,7 +1,7 @@
 """Compacted views of topics with transactions: aborted values replace nothing, and no view reaches into an open one."""
 import pytest
 
-from geminga.storage.jobs import nightly
+from geminga.storage.jobs.compacting import nightly
 from geminga.storage.ledgers import compacted_ledgers
 
 from .test_compacted import Topic

@@ -12,7 +12,7 @@ import pulsar
 import pyarrow.parquet as pq
 import pytest
 
-from geminga.storage.jobs.engines import NoSpark, check_java
+from geminga.storage.jobs.compacting.engines import NoSpark, check_java
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 from ..spark_processes import started
@@ -55,7 +55,7 @@ def master_alone(log: Path) -> Iterator[str]:
 
 
 def test_a_cluster_without_workers_is_not_waited_for_without_end(tmp_path):
-    program = "import sys; from pathlib import Path; from geminga.storage.jobs import engines\n" \
+    program = "import sys; from pathlib import Path; from geminga.storage.jobs.compacting import engines\n" \
               "engines._EXECUTORS_S = 2; engines.Spark(Path(sys.argv[1]), sys.argv[2])"
     with master_alone(tmp_path / "master.log") as master:
         done = subprocess.run([sys.executable, "-c", program, tmp_path / "scratch", master], capture_output=True,

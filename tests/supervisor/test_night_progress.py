@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.storage.jobs.engines import READING, WRITING
+from geminga.storage.jobs.compacting.engines import READING, WRITING
 from geminga.supervisor.tasks.night_progress import (
     GIVING_BACK,
     MESSAGES,

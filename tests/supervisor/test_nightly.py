@@ -15,7 +15,7 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.disk import locks
-from geminga.storage.jobs import nightly as jobs
+from geminga.storage.jobs.compacting import nightly as jobs
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main

@@ -7,7 +7,7 @@ from geminga.proto import names
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import locks
-from geminga.storage.jobs import nightly
+from geminga.storage.jobs.compacting import nightly
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import backups, night_engines, nights
 from geminga.supervisor.tasks.job_socket import CannotRun, Gone, Refused

@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
 from geminga.storage.disk import files
-from geminga.storage.jobs.views.part_writer import PartWriter
+from geminga.storage.jobs.compacting.part_writer import PartWriter
 from geminga.workers.clients import egress
 from geminga.workers.clients.delivery_queue import DeliveryQueue, Run
 from geminga.workers.clients.egress import LedgerGone, Ledgers

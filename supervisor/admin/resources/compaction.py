@@ -9,7 +9,7 @@ is answered by one:
                                         -> {"answer": ...}, or {"refused": why, "again": whether to ask again soon}
     {"began": {partition id: topic}}    the job compacts these, until it reports each or the connection ends
     {"adopted": partition id}           the partition's view is in force
-    {"ended": report}                   the result: a PartitionReport of storage/jobs/nightly.py
+    {"ended": report}                   the result: a PartitionReport of storage/jobs/compacting/nightly.py
     {"night": progress}                 how far a night is: a Progress of supervisor/tasks/night_progress.py.  The night
                                         is over at null, or when the connection ends
 """

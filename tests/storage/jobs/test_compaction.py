@@ -11,8 +11,16 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.jobs import compaction, engines, key_scan, nightly, rewriting, view_writer
-from geminga.storage.jobs.views import key_hashes, part_writer
+from geminga.storage.jobs.compacting import (
+    compaction,
+    engines,
+    key_hashes,
+    key_scan,
+    nightly,
+    part_writer,
+    rewriting,
+    view_writer,
+)
 from geminga.storage.ledgers import compacted_ledgers, view_files
 
 from ..files import flip
@@ -294,7 +302,7 @@ def test_one_key_and_large_messages(tmp_path):
 @pytest.mark.slow
 def test_many_keys(tmp_path, monkeypatch):
     """There are more keys than are merged at once."""
-    monkeypatch.setattr("geminga.storage.jobs.engines._MERGE_MIN", 5_000)
+    monkeypatch.setattr("geminga.storage.jobs.compacting.engines._MERGE_MIN", 5_000)
     topic = Topic(tmp_path)
     for n in range(60):
         topic.publish_batch([Message(str((n * 1_000 + m) % 40_000), b"%d" % n) for m in range(1_000)])

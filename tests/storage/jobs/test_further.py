@@ -15,8 +15,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.jobs import compaction, confirmed, nightly, reading
-from geminga.storage.jobs.views import further, key_files, part_writer
+from geminga.storage.jobs import confirmed, reading
+from geminga.storage.jobs.compacting import compaction, further, key_files, nightly, part_writer
 from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 

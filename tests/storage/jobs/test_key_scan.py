@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.storage.jobs import engines, key_scan
+from geminga.storage.jobs.compacting import engines, key_scan
 
 KEYS = st.one_of(st.sampled_from(["", "a", "b", "é", "k" * 300]), st.integers(0, 50).map(str))
 

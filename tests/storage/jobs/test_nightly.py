@@ -8,9 +8,8 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.disk import locks
-from geminga.storage.jobs import engines, nightly, view_writer
-from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, LATE, NOT_ADOPTED, NOTHING_NEW
-from geminga.storage.jobs.views import spark_tasks
+from geminga.storage.jobs.compacting import engines, nightly, spark_tasks, view_writer
+from geminga.storage.jobs.compacting.nightly import BUSY, COMPACTED, FAILED, LATE, NOT_ADOPTED, NOTHING_NEW
 from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import Message, Topic, adopt_here

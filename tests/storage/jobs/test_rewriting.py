@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.jobs import rewriting
+from geminga.storage.jobs.compacting import rewriting
 
 CODECS = [api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY]
 UNKNOWN = b"\xfa\x3f\x03new"       # field 1023: of a later version of the protocol

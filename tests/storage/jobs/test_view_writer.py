@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.storage.jobs import view_writer
+from geminga.storage.jobs.compacting import view_writer
 
 ENTRIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.sampled_from(["whole", "cut", "unreadable"])),
                    max_size=400)      # bytes before the entry, its size, what becomes of it

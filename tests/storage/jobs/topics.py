@@ -10,7 +10,8 @@ from crc32c import crc32c
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
-from geminga.storage.jobs import confirmed, nightly, reading
+from geminga.storage.jobs import confirmed, reading
+from geminga.storage.jobs.compacting import nightly
 from geminga.storage.ledgers import compacted_ledgers, ledger_files
 from geminga.storage.ledgers.view_files import KEYS, MASK, KeyFile, read_mask
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyiceberg.table import StaticTable
 
-from geminga.storage.jobs.engines import LocalEngine, NoSpark, Spark
+from geminga.storage.jobs.compacting.engines import LocalEngine, NoSpark, Spark
 from geminga.storage.tables import exports, iceberg
 from geminga.storage.tables.commits import COMPACTED
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue import catalogue
-from geminga.storage.jobs.engines import LocalEngine
+from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, REJECTED, ParquetTable, folder_of
 from geminga.storage.tables.places import LocalPlace

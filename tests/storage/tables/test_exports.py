@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.jobs.engines import LocalEngine
+from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import apart, exports, writing
 from geminga.storage.tables.commits import COMPACTED, MESSAGES
 from geminga.storage.tables.places import LocalPlace
@@ -491,7 +491,7 @@ def test_a_night_that_is_out_of_time_keeps_what_it_has_committed(lake, monkeypat
         topic.publish(Message("k", b"%d" % number * 20))
         topic.roll()
     clock = itertools.count()
-    monkeypatch.setattr("geminga.storage.jobs.engines.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("geminga.storage.jobs.compacting.engines.time.monotonic", lambda: next(clock))
     [report] = lake.export(ends=4)
     assert report["outcome"] == "not in time" and 0 < report["rows"] < 30
     monkeypatch.undo()

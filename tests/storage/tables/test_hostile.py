@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from geminga.storage.jobs import shapes, typed
 from geminga.storage.jobs.avro_values import Walk, without_logical_types
-from geminga.storage.jobs.engines import Spark
+from geminga.storage.jobs.compacting.engines import Spark
 from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition

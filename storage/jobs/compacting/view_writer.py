@@ -11,8 +11,8 @@ from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
-from geminga.storage.jobs import rewriting
-from geminga.storage.jobs.compaction import (
+from geminga.storage.jobs.compacting import rewriting
+from geminga.storage.jobs.compacting.compaction import (
     HAS_KEY,
     IS_TOMBSTONE,
     LEDGER_BIT,
@@ -26,7 +26,7 @@ from geminga.storage.jobs.compaction import (
     reason,
     remove,
 )
-from geminga.storage.jobs.views.part_writer import KeysWriter, PartWriter
+from geminga.storage.jobs.compacting.part_writer import KeysWriter, PartWriter
 from geminga.storage.ledgers.compacted_ledgers import IS_MASKED, Part
 
 _STRETCHES_MAX = 64          # of a file, that are cheaper to copy one by one

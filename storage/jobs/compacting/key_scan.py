@@ -22,7 +22,8 @@ from geminga.proto.rows import Rows, field_names
 from geminga.proto.sends import IS_BATCH
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import reading
-from geminga.storage.jobs.compaction import (
+from geminga.storage.jobs.compacting import key_hashes
+from geminga.storage.jobs.compacting.compaction import (
     HAS_KEY,
     IS_TOMBSTONE,
     LEDGER_BIT,
@@ -35,7 +36,6 @@ from geminga.storage.jobs.compaction import (
 )
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
-from geminga.storage.jobs.views import key_hashes
 from geminga.storage.ledgers.view_files import NO_KEY, SLOT
 from geminga.storage.ledgers.view_files import STAYS_WHOLE as WHOLE
 

@@ -24,12 +24,11 @@ import pyarrow as pa
 
 from geminga.proto.rows import Rows
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import compaction, key_scan, view_writer
-from geminga.storage.jobs.compaction import CannotCompact, Job
-from geminga.storage.jobs.view_writer import Written
-from geminga.storage.jobs.views import spark_tasks
-from geminga.storage.jobs.views.further import CannotContinue, Further
-from geminga.storage.jobs.views.spark_tasks import Row, Sum
+from geminga.storage.jobs.compacting import compaction, key_scan, spark_tasks, view_writer
+from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
+from geminga.storage.jobs.compacting.further import CannotContinue, Further
+from geminga.storage.jobs.compacting.spark_tasks import Row, Sum
+from geminga.storage.jobs.compacting.view_writer import Written
 from geminga.storage.ledgers.view_files import SLOT
 from geminga.storage.runtime.threads import beside
 

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from geminga.storage.jobs import compaction, key_scan, view_writer
-from geminga.storage.jobs.compaction import CannotCompact, Job
+from geminga.storage.jobs.compacting import compaction, key_scan, view_writer
+from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
+from geminga.storage.jobs.compacting.key_scan import KeyScan
+from geminga.storage.jobs.compacting.view_writer import Written
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.key_scan import KeyScan
-from geminga.storage.jobs.view_writer import Written
 from geminga.storage.ledgers.view_files import SLOT
 
 _BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spark task reads, and of its blocks

@@ -21,10 +21,11 @@ import numpy as np
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import compaction, confirmed
-from geminga.storage.jobs.compaction import CannotCompact, Job
-from geminga.storage.jobs.engines import Done, LocalEngine, OutOfTime, Spark, Tell
-from geminga.storage.jobs.views.key_files import size_read
+from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.compacting import compaction
+from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
+from geminga.storage.jobs.compacting.engines import Done, LocalEngine, OutOfTime, Spark, Tell
+from geminga.storage.jobs.compacting.key_files import size_read
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 

@@ -23,8 +23,8 @@ from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
-from geminga.storage.jobs import compaction, key_scan, view_writer
-from geminga.storage.jobs.compaction import (
+from geminga.storage.jobs.compacting import compaction, key_scan, view_writer
+from geminga.storage.jobs.compacting.compaction import (
     HAS_KEY,
     IS_TOMBSTONE,
     LEDGER_BIT,
@@ -35,8 +35,8 @@ from geminga.storage.jobs.compaction import (
     Source,
     reason,
 )
-from geminga.storage.jobs.view_writer import Written
-from geminga.storage.jobs.views.part_writer import write_synced
+from geminga.storage.jobs.compacting.part_writer import write_synced
+from geminga.storage.jobs.compacting.view_writer import Written
 from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Part
 from geminga.storage.ledgers.view_files import CUT_ROW, SLOT, KeyFile, Mask
