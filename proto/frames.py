@@ -14,6 +14,9 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import PathFinder
+from typing import Any
+
+from google.protobuf.message import Message
 
 from geminga.proto import pulsar_api_pb2 as api
 
@@ -52,6 +55,18 @@ def _crc32c() -> Callable[[bytes], int]:
             return module.crc32c      # type: ignore[no-any-return]
     from crc32c import crc32c
     return crc32c
+
+
+# Type of message -> (the type of BaseCommand, its field with the message); both have the same number.
+_COMMANDS: dict[Any, tuple[Any, str]] = {
+    field.message_type: (field.number, field.name) for field in api.BaseCommand.DESCRIPTOR.fields if field.message_type}
+
+
+def command_of(message: Message) -> api.BaseCommand:
+    """Return the command with that message, such as SUCCESS for a CommandSuccess."""
+    kind, field = _COMMANDS[message.DESCRIPTOR]
+    fields: dict[str, Any] = {field: message}
+    return api.BaseCommand(type=kind, **fields)
 
 
 def frame(command: api.BaseCommand) -> bytes:

@@ -10,7 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
 from geminga.proto.commands import TABLE
 from geminga.proto.errors import ErrorCode
-from geminga.proto.frames import NO_REQUEST, SIZE, SIZES, frame
+from geminga.proto.frames import NO_REQUEST, SIZE, SIZES, command_of, frame
 
 SERVER_VERSION = "Pulsar Server 4.0.7 (Geminga 0.1.0)"
 PROTOCOL_VERSION = 21
@@ -25,16 +25,11 @@ ALL_SINCE = max(_SINCE.values())
 _CLOSES = Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER
 _NEW, _ENDED = Type.NEW_TXN_RESPONSE, Type.END_TXN_RESPONSE
 _ADDED_PARTITION, _ADDED_SUBSCRIPTION = Type.ADD_PARTITION_TO_TXN_RESPONSE, Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE
-# Type of message -> (the type of BaseCommand, its field with the message); both have the same number.
-_COMMANDS: dict[Any, tuple[Any, str]] = {
-    field.message_type: (field.number, field.name) for field in api.BaseCommand.DESCRIPTOR.fields if field.message_type}
 
 
 def frame_of(message: Message) -> bytes:
     """Return the frame of the command with that message, such as SUCCESS for a CommandSuccess."""
-    kind, field = _COMMANDS[message.DESCRIPTOR]
-    fields: dict[str, Any] = {field: message}
-    return frame(api.BaseCommand(type=kind, **fields))
+    return frame(command_of(message))
 
 
 def select_known(frames: bytes, version: int) -> tuple[bytes, bool]:

@@ -9,15 +9,16 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.pulsar_client import reasons
+from geminga.supervisor.pulsar_client.answers import answer_in, error_in
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 
 T = api.BaseCommand.Type
@@ -31,11 +32,6 @@ _PROTOCOL = "Pulsar's protocol"
 _HELD_MAX = 16 << 20        # bytes received and not consumed yet; beyond, the socket is not read
 _HOPS_MAX = 10              # redirections of a lookup
 _ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
-# Type of an answer that may have an error: (field of BaseCommand, field of the code, field of the text).
-_ANSWERS = {T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
-            T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
-            T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
-            T.SEND_ERROR: ("send_error", "error", "message"), T.ERROR: ("error", "error", "message")}
 
 
 class ClientError(Exception):
@@ -107,7 +103,7 @@ class BrokerConnection(asyncio.Protocol):
                 return self._finish(reasons.of_bytes(b"?", _PROTOCOL))
             self._heard = True
             if command.type == T.PING:
-                self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
+                self.send(api.CommandPong())
             else:
                 self._came.append((command, bytes(rest[at + 8 + size:end])))
                 self._held += end - at - 8 - size
@@ -141,14 +137,19 @@ class BrokerConnection(asyncio.Protocol):
 
     # -- commands
 
-    async def call(self, command: api.BaseCommand, expected: int) -> api.BaseCommand:
-        """Send a command to the broker and return its answer.  Raises ClientError."""
-        self.send(command)
-        answer, _ = await self.receive(expected)
-        return answer
+    async def call(self, request: Any) -> Any:
+        """Send a request, to which a number is given, and return the message inside its answer.  Raises ClientError."""
+        request.request_id = self.request_id()
+        self.send(request)
+        while True:
+            command, _ = await self._next()
+            answer = answer_in(command)
+            if answer is not None and answer.request_id == request.request_id:
+                return answer
 
-    def send(self, command: api.BaseCommand, entry: bytes = b"") -> None:
-        body = command.SerializeToString()
+    def send(self, message: Message, entry: bytes = b"") -> None:
+        """Send the command with that message, such as SEND for a CommandSend."""
+        body = frames.command_of(message).SerializeToString()
         self._transport.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
 
     async def receive(self, expected: int) -> tuple[api.BaseCommand, bytes]:
@@ -157,14 +158,20 @@ class BrokerConnection(asyncio.Protocol):
         Frames of other types are skipped. Raises ClientError for an error from the broker.
         """
         while True:
-            command, entry = await self.frame()
-            check(command)
-            if command.type == T.MESSAGE and command.message.consumer_id in self._kept:
-                self._kept[command.message.consumer_id].append((command, entry))
-                if expected == T.MESSAGE:
-                    return command, entry
-            elif command.type == expected:
+            command, entry = await self._next()
+            if command.type == expected:
                 return command, entry
+
+    async def _next(self) -> tuple[api.BaseCommand, bytes]:
+        """Wait for the next frame, keep it if it is a message that is to be kept, and return (command, entry).
+
+        Raises ClientError.
+        """
+        command, entry = await self.frame()
+        check(command)
+        if command.type == T.MESSAGE and command.message.consumer_id in self._kept:
+            self._kept[command.message.consumer_id].append((command, entry))
+        return command, entry
 
     async def frame(self, silence_s: float = _SILENCE_S) -> tuple[api.BaseCommand, bytes]:
         """Wait for the next frame of any type but PING, and return (command, entry).  Raises ClientError, Silence."""
@@ -205,17 +212,16 @@ class BrokerConnection(asyncio.Protocol):
         only_for: the subscription that gets its messages; "": all do.  Brokers of others do not know that.  Raises
         ClientError.
         """
-        request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
+        request = api.CommandProducer(topic=topic, producer_id=1, schema=schema)
         if only_for:
             request.metadata.add(key=names.ONLY_FOR, value=only_for)
         if name:
             request.producer_name = name
-        answer = await self.call(api.BaseCommand(type=T.PRODUCER, producer=request), T.PRODUCER_SUCCESS)
-        return answer.producer_success
+        answer: api.CommandProducerSuccess = await self.call(request)
+        return answer
 
     async def close_producer(self) -> None:
-        close = api.CommandCloseProducer(producer_id=1, request_id=self.request_id())
-        await self.call(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close), T.SUCCESS)
+        await self.call(api.CommandCloseProducer(producer_id=1))
 
     async def publish(self, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
         """Publish each payload as a message; return their positions as (ledger, entry).  Raises ClientError."""
@@ -223,7 +229,7 @@ class BrokerConnection(asyncio.Protocol):
         positions = []
         for number, payload in enumerate(payloads):
             send = api.CommandSend(producer_id=1, sequence_id=number)
-            self.send(api.BaseCommand(type=T.SEND, send=send), _entry(producer.producer_name, number, payload))
+            self.send(send, _entry(producer.producer_name, number, payload))
             positions.append(await self.receipt())
         await self.close_producer()
         return positions
@@ -264,14 +270,14 @@ class BrokerConnection(asyncio.Protocol):
         kind = api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive
         request = api.CommandSubscribe(
             topic=topic, subscription=subscription or f"geminga-reader-{time.time_ns()}", subType=kind,
-            consumer_id=next(self._consumer_ids), request_id=self.request_id(), durable=bool(subscription),
+            consumer_id=next(self._consumer_ids), durable=bool(subscription),
             initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
         if first is not None:
             request.start_message_id.ledgerId, request.start_message_id.entryId = first
             request.initialPosition = api.CommandSubscribe.Latest      # if that message does not exist any more
         if since_s:
             request.start_message_rollback_duration_sec = since_s
-        await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+        await self.call(request)
         return request.consumer_id
 
     def next_consumer_id(self) -> int:
@@ -288,27 +294,20 @@ class BrokerConnection(asyncio.Protocol):
         command, entry = self._kept[consumer].popleft()
         return command.message, entry
 
-    def send_together(self, commands: list[api.BaseCommand]) -> None:
-        """Send commands by one write: if the process is killed, the broker gets all or none."""
-        bodies = [command.SerializeToString() for command in commands]
-        self._transport.write(b"".join(frames.SIZES.pack(4 + len(body), len(body)) + body for body in bodies))
+    def send_together(self, messages: list[Message]) -> None:
+        """Send the commands with these messages by one write: if the process is killed, the broker gets all or none."""
+        self._transport.write(b"".join(frames.frame(frames.command_of(message)) for message in messages))
 
     async def close_consumer(self, consumer: int) -> None:
-        close = api.CommandCloseConsumer(consumer_id=consumer, request_id=self.request_id())
-        self.send(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close))
-        await self.receive(T.SUCCESS)
+        await self.call(api.CommandCloseConsumer(consumer_id=consumer))
 
     async def unsubscribe(self, consumer: int) -> None:
         """Remove a consumer and its subscription.  Raises ClientError."""
-        unsubscribe = api.CommandUnsubscribe(consumer_id=consumer, request_id=self.request_id())
-        await self.call(api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=unsubscribe), T.SUCCESS)
+        await self.call(api.CommandUnsubscribe(consumer_id=consumer))
 
     async def last(self, consumer: int) -> tuple[int, int] | None:
         """Return (ledger, entry) of the topic's last entry, None if it has none.  Raises ClientError."""
-        ask = api.CommandGetLastMessageId(consumer_id=consumer, request_id=self.request_id())
-        answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask),
-                                 T.GET_LAST_MESSAGE_ID_RESPONSE)
-        last = answer.getLastMessageIdResponse.last_message_id
+        last = (await self.call(api.CommandGetLastMessageId(consumer_id=consumer))).last_message_id
         return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
 
     async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
@@ -321,7 +320,7 @@ class BrokerConnection(asyncio.Protocol):
         permits, used, run = _PERMITS, _PERMITS, []
         while True:
             if used * 2 >= permits:
-                self.send(api.BaseCommand(type=T.FLOW, flow=api.CommandFlow(consumer_id=consumer, messagePermits=used)))
+                self.send(api.CommandFlow(consumer_id=consumer, messagePermits=used))
                 used = 0
             command, data = await self.receive(T.MESSAGE)
             if command.message.consumer_id != consumer:
@@ -348,24 +347,20 @@ class BrokerConnection(asyncio.Protocol):
 
     async def partitions(self, topic: str) -> int | None:
         """Return the topic's number of partitions: 0 if it is not partitioned, None if the broker does not know it."""
-        request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(),
-                                                      metadata_auto_creation_enabled=False)
-        command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
+        request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=False)
         try:
-            answer = await self.call(command, T.PARTITIONED_METADATA_RESPONSE)
+            answer: api.CommandPartitionedTopicMetadataResponse = await self.call(request)
         except ClientError as error:
             if error.code == api.TopicNotFound:
                 return None
             raise
-        return answer.partitionMetadataResponse.partitions
+        return answer.partitions
 
     async def topics(self, namespace: str) -> list[str]:
         """Return the names of the namespace's persistent topics; a partitioned topic is listed by its partitions."""
-        request = api.CommandGetTopicsOfNamespace(namespace=namespace, request_id=self.request_id(),
-                                                  mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
-        answer = await self.call(api.BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=request),
-                                 T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
-        return list(answer.getTopicsOfNamespaceResponse.topics)
+        request = api.CommandGetTopicsOfNamespace(
+            namespace=namespace, mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
+        return list((await self.call(request)).topics)
 
     async def schemas(self, topic: str) -> dict[int, api.Schema]:
         """Return {version: schema} of a topic, in ascending order of versions."""
@@ -381,21 +376,21 @@ class BrokerConnection(asyncio.Protocol):
 
     async def schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
         """Return a version of a topic's schema, the newest for b"", None if there is none.  Raises ClientError."""
-        request = api.CommandGetSchema(topic=topic, request_id=self.request_id())
+        request = api.CommandGetSchema(topic=topic)
         if version:
             request.schema_version = version
         try:
-            answer = await self.call(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), T.GET_SCHEMA_RESPONSE)
+            answer: api.CommandGetSchemaResponse = await self.call(request)
         except ClientError as error:
             if error.code == api.TopicNotFound:
                 return None
             raise
-        return answer.getSchemaResponse
+        return answer
 
     async def lookup(self, topic: str, *, is_authoritative: bool) -> api.CommandLookupTopicResponse:
-        request = api.CommandLookupTopic(topic=topic, request_id=self.request_id(), authoritative=is_authoritative)
-        answer = await self.call(api.BaseCommand(type=T.LOOKUP, lookupTopic=request), T.LOOKUP_RESPONSE)
-        return answer.lookupTopicResponse
+        answer: api.CommandLookupTopicResponse = await self.call(
+            api.CommandLookupTopic(topic=topic, authoritative=is_authoritative))
+        return answer
 
     def close(self) -> None:
         self._transport.close()
@@ -405,12 +400,9 @@ def check(command: api.BaseCommand) -> None:
     """Raise ClientError if a command from the broker is an error, or closes the producer or consumer."""
     if command.type in _ENDS:
         raise ClientError(f"the broker closed {_ENDS[command.type]}")
-    if command.type in _ANSWERS:
-        name, code, text = _ANSWERS[command.type]
-        answer = getattr(command, name)
-        if answer.HasField(code):
-            number = getattr(answer, code)
-            raise ClientError(f"{api.ServerError.Name(number)}: {getattr(answer, text)}", number)
+    if (error := error_in(command)) is not None:
+        code, text = error
+        raise ClientError(f"{api.ServerError.Name(cast('api.ServerError.ValueType', code))}: {text}", code)
 
 
 async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None,
@@ -487,7 +479,8 @@ async def _introduced(connection: BrokerConnection, method: str = "", data: str 
     if beyond:
         request.proxy_to_broker_url = beyond
     try:
-        answer = await connection.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+        connection.send(request)
+        answer, _ = await connection.receive(T.CONNECTED)
         connection.message_size_max = answer.connected.max_message_size or _MESSAGE_SIZE_MAX
         connection.is_geminga = "(Geminga " in answer.connected.server_version
     except BaseException:

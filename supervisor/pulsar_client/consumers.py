@@ -7,10 +7,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.pulsar_client import client
+from geminga.supervisor.pulsar_client.answers import answer_in
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Silence
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 
@@ -93,8 +94,7 @@ class Consumers:
         manner = self._manner
         request = api.CommandSubscribe(
             topic=topic, subscription=self._name, subType=KINDS[manner.kind], consumer_id=consumer.number,
-            request_id=self._connection.request_id(), durable=bool(manner.subscription),
-            read_compacted=manner.is_compacted, force_topic_creation=False,
+            durable=bool(manner.subscription), read_compacted=manner.is_compacted, force_topic_creation=False,
             initialPosition=api.CommandSubscribe.Earliest if start.is_earliest else api.CommandSubscribe.Latest)
         if start.first is not None:      # an entry behind the end is none: the initial position would decide
             request.initialPosition = api.CommandSubscribe.Latest
@@ -102,15 +102,13 @@ class Consumers:
         if start.since_ms:      # in whole seconds by the broker's clock: a second more, whose messages are left out
             request.start_message_rollback_duration_sec = max(0, int(time.time() - start.since_ms / 1_000)) + 2
         self._by_topic[topic] = self._by_number[consumer.number] = consumer
-        await self._ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+        await self._ask(request)
         self._opened.append(consumer)
         return await self._end(consumer) if topic.startswith("persistent:") else Opened(None, True)
 
     async def _end(self, consumer: _Consumer) -> Opened:
-        ask = api.CommandGetLastMessageId(consumer_id=consumer.number, request_id=self._connection.request_id())
-        answer = await self._ask(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask),
-                                 T.GET_LAST_MESSAGE_ID_RESPONSE)
-        end = answer.getLastMessageIdResponse
+        end: api.CommandGetLastMessageIdResponse = await self._ask(
+            api.CommandGetLastMessageId(consumer_id=consumer.number))
         last, marked = _position(end.last_message_id), _position(end.consumer_mark_delete_position)
         is_told = end.HasField("consumer_mark_delete_position")      # older Pulsars do not
         return Opened(last, last is None or (is_told and marked is not None and marked >= last))
@@ -143,7 +141,7 @@ class Consumers:
                     return []
                 if is_asked:
                     raise ClientError(f"the broker has been silent for {_PING_S + _PONG_S:.0f} s") from None
-                self._connection.send(api.BaseCommand(type=T.PING, ping=api.CommandPing()))
+                self._connection.send(api.CommandPing())
                 is_asked = True
         return self._some()
 
@@ -170,7 +168,7 @@ class Consumers:
         ack = api.CommandAck(consumer_id=self._by_topic[topic].number, ack_type=api.CommandAck.Individual)
         for ledger_id, entry_id in positions:
             ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
-        self._connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+        self._connection.send(ack)
 
     def acknowledge_in_batch(self, topic: str, entry: Entry, indexes: Iterable[int]) -> None:
         """Acknowledge messages of a batch, the others of which stay unacknowledged."""
@@ -184,7 +182,7 @@ class Consumers:
         ack = api.CommandAck(consumer_id=consumer.number, ack_type=api.CommandAck.Individual)
         ack_set = [_signed(left >> 64 * word) for word in range(words)]
         ack.message_id.add(ledgerId=entry.ledger_id, entryId=entry.entry_id, ack_set=ack_set)
-        self._connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+        self._connection.send(ack)
 
     async def close(self) -> None:
         """Close all consumers, whose unacknowledged messages go to others, and the connection."""
@@ -192,9 +190,7 @@ class Consumers:
         try:
             async with asyncio.timeout(_CLOSE_S):
                 for consumer in self._by_number.values():
-                    close = api.CommandCloseConsumer(consumer_id=consumer.number,
-                                                     request_id=self._connection.request_id())
-                    await self._ask(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close), T.SUCCESS)
+                    await self._ask(api.CommandCloseConsumer(consumer_id=consumer.number))
         except (TimeoutError, ClientError):
             pass      # the end of the connection closes them
         finally:
@@ -202,14 +198,19 @@ class Consumers:
 
     # -- frames
 
-    async def _ask(self, command: api.BaseCommand, expected: int) -> api.BaseCommand:
-        """Send a command and return its answer; entries that come before the answer are kept.  Raises ClientError."""
-        self._connection.send(command)
+    async def _ask(self, request: Any) -> Any:
+        """Send a request, and return the message inside its answer; entries that come before it are kept.
+
+        Raises ClientError.
+        """
+        request.request_id = self._connection.request_id()
+        self._connection.send(request)
         while True:
-            answer, data = await self._connection.frame()
-            if answer.type == expected:
+            command, data = await self._connection.frame()
+            self._take(command, data)
+            answer = answer_in(command)
+            if answer is not None and answer.request_id == request.request_id:
                 return answer
-            self._take(answer, data)
 
     def _take(self, command: api.BaseCommand, data: bytes) -> None:
         if command.type != T.MESSAGE:
@@ -218,8 +219,7 @@ class Consumers:
             self._waiting.append((consumer, entry_of(command.message, data)))
 
     def _flow(self, consumer: _Consumer) -> None:
-        flow = api.CommandFlow(consumer_id=consumer.number, messagePermits=consumer.used)
-        self._connection.send(api.BaseCommand(type=T.FLOW, flow=flow))
+        self._connection.send(api.CommandFlow(consumer_id=consumer.number, messagePermits=consumer.used))
         consumer.used = 0
 
 

@@ -93,13 +93,11 @@ class Sending:
         All producers are opened before the first entry is sent.
         """
         number = len(self._producers) + 1
-        request = api.CommandProducer(topic=topic, producer_id=number, request_id=self._connection.request_id(),
-                                      schema=schema)
+        request = api.CommandProducer(topic=topic, producer_id=number, schema=schema)
         if name:
             request.producer_name = name
             request.user_provided_producer_name = True
-        answer = await self._connection.call(api.BaseCommand(type=T.PRODUCER, producer=request), T.PRODUCER_SUCCESS)
-        success = answer.producer_success
+        success: api.CommandProducerSuccess = await self._connection.call(request)
         producer = Producer(number, topic, partition, success.producer_name, success.last_sequence_id,
                             success.schema_version or None if schema is not None else None)
         self._producers[number] = producer
@@ -109,8 +107,7 @@ class Sending:
     async def close(self) -> None:
         """Close all producers; call this when nothing is under way any more.  Raises ClientError."""
         for number in self._producers:
-            close = api.CommandCloseProducer(producer_id=number, request_id=self._connection.request_id())
-            await self._connection.call(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close), T.SUCCESS)
+            await self._connection.call(api.CommandCloseProducer(producer_id=number))
 
     # -- entries
 
@@ -224,20 +221,12 @@ async def partitions(connection: BrokerConnection, topic: str) -> int:
 
     If the broker makes topics partitioned by itself, it makes this one.  Raises ClientError.
     """
-    request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=connection.request_id(),
-                                                  metadata_auto_creation_enabled=True)
-    answer = await connection.call(api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request),
-                                   T.PARTITIONED_METADATA_RESPONSE)
-    return answer.partitionMetadataResponse.partitions
+    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=True)
+    answer: api.CommandPartitionedTopicMetadataResponse = await connection.call(request)
+    return answer.partitions
 
 
 async def newest_schema(connection: BrokerConnection, topic: str) -> api.Schema | None:
     """Return the newest version of a topic's schema, None if the topic has no schema.  Raises ClientError."""
-    request = api.CommandGetSchema(topic=topic, request_id=connection.request_id())
-    try:
-        answer = await connection.call(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), T.GET_SCHEMA_RESPONSE)
-    except ClientError as error:
-        if error.code == api.TopicNotFound:
-            return None
-        raise
-    return answer.getSchemaResponse.schema
+    answer = await connection.schema(topic, b"")
+    return None if answer is None else answer.schema

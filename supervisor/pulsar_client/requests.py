@@ -4,23 +4,15 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.message import Message
+
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
+from geminga.proto.frames import command_of
+from geminga.supervisor.pulsar_client.answers import answer_in, error_in
 from geminga.supervisor.pulsar_client.client import ClientError
 
-T = api.BaseCommand.Type
 ANSWER_S = 30.0              # that the peer has for an answer
-# Type of an answer: (its field of BaseCommand, field of an error's code in there, field of its text).
-_ANSWERS: dict[int, tuple[str, str, str]] = {
-    T.SUCCESS: ("success", "", ""),
-    T.PRODUCER_SUCCESS: ("producer_success", "", ""),
-    T.ERROR: ("error", "error", "message"),
-    T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
-    T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
-    T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
-    T.GET_OR_CREATE_SCHEMA_RESPONSE: ("getOrCreateSchemaResponse", "error_code", "error_message"),
-    T.ACK_RESPONSE: ("ackResponse", "error", "message"),
-    T.WATCH_TOPIC_LIST_SUCCESS: ("watchTopicListSuccess", "", ""),
-}
 
 
 class Requests:
@@ -28,9 +20,11 @@ class Requests:
 
     __slots__ = ("_connected", "_failure", "_ids", "_refusal", "_send", "_waiting")
 
-    def __init__(self, send: Callable[[api.BaseCommand], None], failure: Callable[[str], ClientError],
+    def __init__(self, send: Callable[[Message], None], failure: Callable[[str], ClientError],
                  refusal: Callable[[int, str], str]) -> None:
-        """send: writes a command.  failure: makes the error of a peer that does not answer, of its text.
+        """send: writes the command with a message.
+
+        failure: makes the error of a peer that does not answer, of its text.
 
         refusal: makes the text of a peer's error, of its code and text.
         """
@@ -48,23 +42,24 @@ class Requests:
 
     async def greet(self, request: api.CommandConnect) -> api.CommandConnected:
         """Send CONNECT, and return CONNECTED.  Raises ClientError."""
-        return await self._answer(api.BaseCommand(type=T.CONNECT, connect=request), self._connected)
+        return await self._answer(request, self._connected)
 
-    async def ask(self, command: api.BaseCommand, request_id: int) -> Any:
-        """Send a request, and return the message inside its answer.  Raises ClientError."""
-        waiting = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+    async def ask(self, request: Any) -> Any:
+        """Send a request, to which a number is given, and return the message inside its answer.  Raises ClientError."""
+        request.request_id = self.next_id()
+        waiting = self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
         try:
-            return await self._answer(command, waiting)
+            return await self._answer(request, waiting)
         finally:
-            self._waiting.pop(request_id, None)
+            self._waiting.pop(request.request_id, None)
 
-    async def _answer(self, command: api.BaseCommand, waiting: "asyncio.Future[Any]") -> Any:
-        self._send(command)
+    async def _answer(self, request: Message, waiting: "asyncio.Future[Any]") -> Any:
+        self._send(request)
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await waiting
         except TimeoutError:
-            raise self._failure(f"no answer to {T.Name(command.type)} within {ANSWER_S:g} s") from None
+            raise self._failure(f"no answer to {T.Name(command_of(request).type)} within {ANSWER_S:g} s") from None
 
     def take(self, command: api.BaseCommand) -> bool:
         """Hand an answer to the one who waits for it.  Return whether the command is an answer."""
@@ -72,17 +67,14 @@ class Requests:
             if not self._connected.done():
                 self._connected.set_result(command.connected)
             return True
-        if command.type not in _ANSWERS:
-            return False
-        name, code, text = _ANSWERS[command.type]
-        answer = getattr(command, name)
+        if (answer := answer_in(command)) is None:
+            return command.type == T.PRODUCER_SUCCESS      # another answer follows
         is_handshake = command.type == T.ERROR and not self._connected.done()
         waiting = self._connected if is_handshake else self._waiting.get(answer.request_id)
-        if waiting is None or waiting.done() or (command.type == T.PRODUCER_SUCCESS and not answer.producer_ready):
-            return True      # nobody waits, or another answer follows
-        if code and answer.HasField(code):
-            number = getattr(answer, code)
-            waiting.set_exception(ClientError(self._refusal(number, getattr(answer, text)), number))
+        if waiting is None or waiting.done():
+            return True      # nobody waits
+        if (error := error_in(command)) is not None:
+            waiting.set_exception(ClientError(self._refusal(*error), error[0]))
         else:
             waiting.set_result(answer)
         return True

@@ -77,23 +77,22 @@ class WorkerSide(Connection):
             lane.failed(f"a worker of this broker: {why}")
 
     def flow(self, consumer_id: int, permits: int) -> None:
-        self.send(api.BaseCommand(type=T.FLOW, flow=api.CommandFlow(consumer_id=consumer_id, messagePermits=permits)))
+        self.send(api.CommandFlow(consumer_id=consumer_id, messagePermits=permits))
 
     def acknowledge(self, consumer_id: int, position: tuple[int, int]) -> None:
         """Acknowledge all entries up to a position."""
         ack = api.CommandAck(consumer_id=consumer_id, ack_type=api.CommandAck.Cumulative)
         ack.message_id.add(ledgerId=position[0], entryId=position[1])
-        self.send(api.BaseCommand(type=T.ACK, ack=ack))
+        self.send(ack)
 
     async def subscribe(self, topic: str, subscription: str, lane: Lane) -> int:
         """Make a consumer of a replication cursor, and return its number.  Raises ClientError."""
         request = api.CommandSubscribe(
             topic=topic, subscription=subscription, subType=api.CommandSubscribe.Exclusive, durable=True,
-            consumer_id=self.next_id(), request_id=self.next_id(), force_topic_creation=False,
-            consumer_name="geminga-replicator")
+            consumer_id=self.next_id(), force_topic_creation=False, consumer_name="geminga-replicator")
         self.consumers[request.consumer_id] = lane
         try:
-            await self.ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), request.request_id)
+            await self.ask(request)
         except BaseException:
             self.close_consumer(request.consumer_id)
             raise
@@ -102,8 +101,7 @@ class WorkerSide(Connection):
     def close_consumer(self, consumer_id: int) -> None:
         """Close a consumer; entries that come for it later are ignored, and will come again for the next one."""
         if self.consumers.pop(consumer_id, None) is not None:
-            close = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=self.next_id())
-            self.send(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close))
+            self.send(api.CommandCloseConsumer(consumer_id=consumer_id, request_id=self.next_id()))
 
 
 class RemoteSide(Connection):
@@ -169,8 +167,7 @@ class RemoteSide(Connection):
     def close_producer(self, producer_id: int) -> None:
         """Close a producer; receipts that come for it later are ignored."""
         if self.producers.pop(producer_id, None) is not None:
-            close = api.CommandCloseProducer(producer_id=producer_id, request_id=self.next_id())
-            self.send(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close))
+            self.send(api.CommandCloseProducer(producer_id=producer_id, request_id=self.next_id()))
 
 
 class Keeper(Protocol):
@@ -244,7 +241,7 @@ class Channel:
         method, data = self._keeper.auth_data()
         response = api.CommandAuthResponse(client_version=names.REPLICATOR, protocol_version=_PROTOCOL)
         response.response.auth_method_name, response.response.auth_data = method, data
-        side.send(api.BaseCommand(type=T.AUTH_RESPONSE, authResponse=response))
+        side.send(response)
 
     def remote_ended(self, why: str) -> None:
         lanes, self.lanes = list(self.lanes), set()

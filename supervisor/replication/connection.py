@@ -2,7 +2,7 @@
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from geminga.proto import frames as wire
 from geminga.proto import pulsar_api_pb2 as api
@@ -31,15 +31,19 @@ class Connection(FrameReader):
         """Return a new number for a request, a producer or a consumer."""
         return self._requests.next_id()
 
-    def send(self, command: api.BaseCommand) -> None:
+    def send(self, message: Message) -> None:
+        """Send the command with that message, such as FLOW for a CommandFlow."""
         if self.is_open:
-            self.transport.write(wire.frame(command))
+            self.transport.write(wire.frame(wire.command_of(message)))
 
-    async def ask(self, command: api.BaseCommand, request_id: int) -> Any:
-        """Send a request, and return the message inside its answer.  Raises ClientError, Ended."""
+    async def ask(self, request: Any) -> Any:
+        """Send a request, to which a number is given, and return the message inside its answer.
+
+        Raises ClientError, Ended.
+        """
         if not self.is_open:
             raise Ended(self.why_ended or "the connection is not open")
-        return await self._requests.ask(command, request_id)
+        return await self._requests.ask(request)
 
     async def greet(self, request: api.CommandConnect) -> api.CommandConnected:
         """Send CONNECT, and return CONNECTED.  Raises ClientError, Ended."""
@@ -63,7 +67,7 @@ class Connection(FrameReader):
         except DecodeError:
             raise Unreadable("a command came that cannot be parsed: the peer may not speak Pulsar's protocol") from None
         if command.type == T.PING:
-            self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
+            self.send(api.CommandPong())
         elif not self._requests.take(command):
             self.take_command(command)
 

@@ -19,7 +19,7 @@ from geminga.storage.runtime.log import log
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.replication.backoff import Backoff, slow_s
 from geminga.supervisor.replication.channel import Channel, WorkerSide
-from geminga.supervisor.replication.connection import Ended, T, text_of
+from geminga.supervisor.replication.connection import Ended, text_of
 from geminga.supervisor.replication.entries import CannotSend, Rewriter, Run, UnknownSchema
 from geminga.supervisor.replication.frames import Bytes
 from geminga.supervisor.replication.receipts import Receipts, Unanswered
@@ -152,10 +152,10 @@ class Lane:
         side = channel.remote
         self._producer_id = side.new_producer(self)
         request = api.CommandProducer(
-            topic=topic, producer_id=self._producer_id, request_id=side.next_id(), schema=schema, epoch=self._epoch,
+            topic=topic, producer_id=self._producer_id, schema=schema, epoch=self._epoch,
             producer_name=names.replicator_name(remote.own, remote.name), user_provided_producer_name=True)
         self._epoch += 1
-        await side.ask(api.BaseCommand(type=T.PRODUCER, producer=request), request.request_id)
+        await side.ask(request)
         self._rewriter = Rewriter(remote.own, remote.name, self._producer_id, side.message_size_max)
         self._rewriter.schemas = self._schemas
         await self._subscribe()

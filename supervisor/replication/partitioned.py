@@ -25,7 +25,6 @@ from geminga.supervisor.pulsar_client import rest
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.replication.backoff import Backoff, slow_s
 from geminga.supervisor.replication.channel import RemoteSide
-from geminga.supervisor.replication.connection import T
 from geminga.supervisor.replication.lane import LinkDown, Standstill
 from geminga.supervisor.replication.records import Place
 
@@ -288,11 +287,9 @@ def _count(broker: rest.Broker, path: str) -> int | None:
 
 async def partitions_there(side: RemoteSide, topic: str) -> int:
     """Return the number of partitions of a topic there, 0 if it has none or does not exist.  Raises ClientError."""
-    request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=side.next_id(),
-                                                  metadata_auto_creation_enabled=False)
-    command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
+    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=False)
     try:
-        answer = await side.ask(command, request.request_id)
+        answer = await side.ask(request)
     except ClientError as error:
         if error.code == api.TopicNotFound:
             return 0

@@ -19,7 +19,7 @@ from geminga.supervisor.pulsar_client import client, reasons
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.replication.backoff import Backoff
 from geminga.supervisor.replication.channel import Channel, RemoteSide
-from geminga.supervisor.replication.connection import Ended, T
+from geminga.supervisor.replication.connection import Ended
 from geminga.supervisor.replication.lane import Lane, LinkDown, Standstill
 from geminga.supervisor.replication.partitioned import PartitionedTopics, Upkeep, partitions_there
 from geminga.supervisor.replication.records import Place, WrongRecord, place_of
@@ -135,7 +135,7 @@ class Remote:
             if silent_s > _SILENCE_S:
                 channel.close(f"the remote was silent for {_SILENCE_S:g} s")
             elif silent_s > _PING_S:
-                channel.remote.send(api.BaseCommand(type=T.PING, ping=api.CommandPing()))
+                channel.remote.send(api.CommandPing())
             if channel.lanes:
                 channel.idle_since_s = now_s
             elif now_s - channel.idle_since_s > _IDLE_S:
@@ -268,10 +268,10 @@ class Remote:
         is_authoritative = False
         for _ in range(_HOPS_MAX):
             side = channel.remote
-            request = api.CommandLookupTopic(topic=topic, request_id=side.next_id(), authoritative=is_authoritative)
+            request = api.CommandLookupTopic(topic=topic, authoritative=is_authoritative)
             if place.listener:
                 request.advertised_listener_name = place.listener
-            answer = await side.ask(api.BaseCommand(type=T.LOOKUP, lookupTopic=request), request.request_id)
+            answer = await side.ask(request)
             if answer.response == answer.Failed:
                 raise ClientError(f"LOOKUP: {answer.message}", answer.error)
             url = answer.brokerServiceUrlTls if place.is_secure else answer.brokerServiceUrl
@@ -293,10 +293,8 @@ class Remote:
 
         The producer names it, so that a topic there which refuses producers without a schema takes this one.
         """
-        side = channel.remote
-        request = api.CommandGetSchema(topic=topic, request_id=side.next_id())
         try:
-            answer = await side.ask(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), request.request_id)
+            answer = await channel.remote.ask(api.CommandGetSchema(topic=topic))
         except ClientError as error:
             if error.code in (api.TopicNotFound, api.MetadataError):
                 return None
@@ -306,11 +304,8 @@ class Remote:
 
     async def schema_there(self, topic: TopicName, version: bytes, channel: Channel) -> bytes:
         """Add a schema version of this cluster there, and return its version there.  Raises ClientError, Standstill."""
-        side = channel.remote
-        request = api.CommandGetOrCreateSchema(topic=str(topic), request_id=side.next_id(),
-                                               schema=schema_of(self._catalogue, topic, version))
-        command = api.BaseCommand(type=T.GET_OR_CREATE_SCHEMA, getOrCreateSchema=request)
-        answer = await side.ask(command, request.request_id)
+        answer = await channel.remote.ask(api.CommandGetOrCreateSchema(
+            topic=str(topic), schema=schema_of(self._catalogue, topic, version)))
         there: bytes = answer.schema_version
         return there
 

@@ -18,7 +18,7 @@ from geminga.supervisor.rest_messages.calls import Call
 from geminga.supervisor.rest_messages.encoding import BYTES, Encoder
 from geminga.supervisor.rest_messages.pool import Ending
 from geminga.supervisor.rest_messages.producing import Message
-from geminga.supervisor.web.inner import Inner, Links, T
+from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.parameters import Producing
 from geminga.supervisor.web.producer import Answer, Lane, Producer
 from geminga.supervisor.web.session import Turned, partitions, status_of
@@ -98,9 +98,8 @@ class Publisher(Producer):
 
     async def _stored(self, link: Inner, version: int) -> Definition:
         """Return a version that the topic has.  Raises ClientError."""
-        request = api.CommandGetSchema(request_id=link.next_id(), topic=self.visit.topics[0],
-                                       schema_version=registry.version_bytes(version))
-        answer = await link.ask(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), request.request_id)
+        answer = await link.ask(api.CommandGetSchema(
+            topic=self.visit.topics[0], schema_version=registry.version_bytes(version)))
         return registry.from_wire(answer.schema)
 
     async def schema(self, wanted: Definition | int) -> Schema:
@@ -118,10 +117,8 @@ class Publisher(Producer):
                 schema = Schema(await _encoder(wanted), None)
             else:
                 encoder = await _encoder(wanted)      # first, as it may refuse
-                request = api.CommandGetOrCreateSchema(request_id=link.next_id(), topic=self.visit.topics[0],
-                                                       schema=registry.to_wire(wanted, ""))
-                command = api.BaseCommand(type=T.GET_OR_CREATE_SCHEMA, getOrCreateSchema=request)
-                answer = await link.ask(command, request.request_id)
+                answer = await link.ask(api.CommandGetOrCreateSchema(
+                    topic=self.visit.topics[0], schema=registry.to_wire(wanted, "")))
                 schema = Schema(encoder, answer.schema_version)
         except ClientError as error:
             raise Turned(status_of(error), str(error)) from None

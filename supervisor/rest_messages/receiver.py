@@ -19,7 +19,7 @@ from geminga.supervisor.rest_messages.pool import Ending
 from geminga.supervisor.web.consumer import DUE_MAX, SHARING, Consumer, Key
 from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.frames import FAILED, REFUSED
-from geminga.supervisor.web.inner import Inner, Links, T
+from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.parameters import Consuming
 from geminga.supervisor.web.session import Turned, partitions, status_of
 from geminga.supervisor.web.subscribing import Topic
@@ -99,9 +99,8 @@ class Receiver(Consumer):
     async def _schema(self, topic: str, version: bytes) -> api.Schema | None:
         """Return a version of the topic's schema, None if it was deleted.  Raises Turned."""
         link = self._linked()
-        request = api.CommandGetSchema(request_id=link.next_id(), topic=topic, schema_version=version)
         try:
-            answer = await link.ask(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), request.request_id)
+            answer = await link.ask(api.CommandGetSchema(topic=topic, schema_version=version))
         except ClientError as error:
             if error.code is None:
                 raise Turned(status_of(error), str(error)) from None

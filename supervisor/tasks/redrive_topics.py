@@ -80,20 +80,18 @@ class Backlog:
         async def subscribe() -> None:
             request = api.CommandSubscribe(
                 topic=topic, subscription=subscription, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer,
-                request_id=connection.request_id(), initialPosition=position, force_topic_creation=False)
-            await connection.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+                initialPosition=position, force_topic_creation=False)
+            await connection.call(request)
         await unless_busy(subscribe)
-        ask = api.CommandConsumerStats(consumer_id=consumer, request_id=connection.request_id())
-        stats = await connection.call(api.BaseCommand(type=T.CONSUMER_STATS, consumerStats=ask),
-                                      T.CONSUMER_STATS_RESPONSE)
-        return cls(connection, consumer, stats.consumerStatsResponse.msgBacklog)      # a number of entries
+        stats: api.CommandConsumerStatsResponse = await connection.call(api.CommandConsumerStats(consumer_id=consumer))
+        return cls(connection, consumer, stats.msgBacklog)      # a number of entries
 
     async def round(self, messages: int) -> list[Entry]:
         """Return the next entries, with about so many messages; none at the end."""
         entries: list[Entry] = []
         if self._left > 0 and messages > self._permits:
             flow = api.CommandFlow(consumer_id=self.consumer, messagePermits=messages - self._permits)
-            self.connection.send(api.BaseCommand(type=T.FLOW, flow=flow))
+            self.connection.send(flow)
             self._permits = messages
         while self._permits > 0 and self._left > 0:
             entries.append(entry_of(*await self.connection.message(self.consumer)))
@@ -102,12 +100,12 @@ class Backlog:
         return entries
 
 
-def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.BaseCommand:
+def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.CommandAck:
     ack = api.CommandAck(consumer_id=letters.consumer, ack_type=api.CommandAck.Individual)
     for (ledger_id, entry_id), words in acked.items():
         place = ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
         place.ack_set.extend(words)
-    return api.BaseCommand(type=T.ACK, ack=ack)
+    return ack
 
 
 class Target:
@@ -142,8 +140,7 @@ class Target:
             if metadata.num_chunks_from_msg:
                 send.is_chunk = True
             head = metadata.SerializeToString()
-            self._producing.send(api.BaseCommand(type=T.SEND, send=send),
-                                 frames.with_checksum(frames.SIZE.pack(len(head)) + head + payload))
+            self._producing.send(send, frames.with_checksum(frames.SIZE.pack(len(head)) + head + payload))
             self._under_way.append(metadata.chunk_id + 1 >= metadata.num_chunks_from_msg)
         self._sequence_id += 1
 
@@ -195,7 +192,7 @@ class Target:
         """Move the subscription behind a copy whose letter, as those of all copies before it, is acknowledged."""
         ack = api.CommandAck(consumer_id=self.backlog.consumer, ack_type=api.CommandAck.Cumulative)
         ack.message_id.add(ledgerId=last[0], entryId=last[1])
-        self.backlog.connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+        self.backlog.connection.send(ack)
 
     def close(self) -> None:
         self._producing.close()

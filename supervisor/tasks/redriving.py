@@ -314,14 +314,12 @@ class Redrive:
     async def _acknowledge(self, letters: Backlog, acked: dict[Position, list[int]]) -> None:
         """Acknowledge letters, and wait until the broker has stored it."""
         if acked:
-            ack = ack_of(letters, acked)
-            ack.ack.request_id = letters.connection.request_id()
-            await letters.connection.call(ack, T.ACK_RESPONSE)
+            await letters.connection.call(ack_of(letters, acked))
 
     async def _finish(self, letters: Backlog, target: Target) -> None:
         """Acknowledge a target's last letter, and remove the target's subscription."""
-        unsubscribe = api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=api.CommandUnsubscribe(
-            consumer_id=target.backlog.consumer, request_id=letters.connection.request_id()))
+        unsubscribe = api.CommandUnsubscribe(
+            consumer_id=target.backlog.consumer, request_id=letters.connection.request_id())
         ack = ack_of(letters, self._release([target.anchor[0]] if target.anchor else []))
         if target.backlog.connection is letters.connection:
             letters.connection.send_together([ack, unsubscribe])      # a kill leaves both or none

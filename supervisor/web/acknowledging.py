@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.pulsar_client.entries import Entry
-from geminga.supervisor.web.inner import Inner, T
+from geminga.supervisor.web.inner import Inner
 from geminga.supervisor.web.subscribing import Topic
 
 _BITS_MAX = 64 << 20         # messages of all batches that are acknowledged in part and known
@@ -96,15 +96,11 @@ class Acknowledging:
         """Send what was gathered; without a worker it is forgotten, and the messages come again."""
         for command in self._gathered():
             if link is not None:
-                link.send(api.BaseCommand(type=T.ACK, ack=command))
+                link.send(command)
 
     async def ask(self, link: Inner) -> None:
         """Send what was gathered, and return when the broker has it on disk.  Raises ClientError."""
-        asking = []
-        for command in self._gathered():
-            command.request_id = link.next_id()
-            asking.append(link.ask(api.BaseCommand(type=T.ACK, ack=command), command.request_id))
-        await asyncio.gather(*asking)
+        await asyncio.gather(*[link.ask(command) for command in self._gathered()])
 
     def _gathered(self) -> list[api.CommandAck]:
         self._add_parts()

@@ -191,8 +191,7 @@ class Consumer(Session):
             wanted = room - topic.permits
             if wanted > 0 and (wanted >= half or topic.permits <= 0):
                 topic.permits += wanted
-                flow = api.CommandFlow(consumer_id=topic.number, messagePermits=wanted)
-                self.inner.send(api.BaseCommand(type=T.FLOW, flow=flow))
+                self.inner.send(api.CommandFlow(consumer_id=topic.number, messagePermits=wanted))
 
     def _granted_at_least(self) -> int:
         """Return the number of permits that are worth a command while the worker has others."""
@@ -394,8 +393,7 @@ class Consumer(Session):
             if self._queue:
                 self._queue = deque(pair for pair in self._queue if pair[0] is not topic)
                 self._queue_bytes = sum(one.size for _, one in self._queue)
-        self.inner.send(api.BaseCommand(type=T.REDELIVER_UNACKNOWLEDGED_MESSAGES,
-                                        redeliverUnacknowledgedMessages=again))
+        self.inner.send(again)
 
 
 def _is_before(one: Delivered, start: api.MessageIdData) -> bool:

@@ -49,9 +49,8 @@ class DeadLetters:
             name = self._topic or f"{names.parse(self._waiting[0][1].name).base}-{self._visit.subscription}{_SUFFIX}"
             self._number = link.next_id()
             link.producers[self._number] = taker
-            request = api.CommandProducer(topic=name, producer_id=self._number, request_id=link.next_id())
-            command = api.BaseCommand(type=T.PRODUCER, producer=request)
-            answer: api.CommandProducerSuccess = await link.ask(command, request.request_id)
+            answer: api.CommandProducerSuccess = await link.ask(
+                api.CommandProducer(topic=name, producer_id=self._number))
             self._making, self._is_opening = Making(answer.producer_name), False
         for _ in range(len(self._waiting)):
             sequence_id, topic, one = self._waiting.popleft()

@@ -13,6 +13,8 @@ import resource
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from google.protobuf.message import Message
+
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
@@ -116,7 +118,7 @@ class Inner(asyncio.Protocol):
             if taker := self._for(self.producers, command.send_error.producer_id):
                 taker.not_sent(command.send_error)
         elif kind == T.PING:
-            self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
+            self.send(api.CommandPong())
         elif self._requests.take(command):
             return
         elif kind in _TOLD:
@@ -168,8 +170,9 @@ class Inner(asyncio.Protocol):
     def release(self, taker: Taker) -> None:
         """Close what a session has here, and the connection if nobody else uses it.  The session is told nothing more.
         """
-        for command, _ in self._closing(taker):
-            self.send(command)
+        for request in self._closing(taker):
+            request.request_id = self.next_id()
+            self.send(request)
         self._takers.discard(taker)
         if not self._takers:
             self.close()
@@ -178,27 +181,23 @@ class Inner(asyncio.Protocol):
         """Close what a session has here, as `release` does, and wait for the answers."""
         self._takers.discard(taker)
         try:
-            await asyncio.gather(*(self.ask(*closing) for closing in self._closing(taker)), return_exceptions=True)
+            await asyncio.gather(*(self.ask(request) for request in self._closing(taker)), return_exceptions=True)
         finally:
             if not self._takers:
                 self.close()
 
-    def _closing(self, taker: Taker) -> list[tuple[api.BaseCommand, int]]:
-        """Return the commands, with their request ids, that close all that a session has here, and forget it."""
-        closing = []
+    def _closing(self, taker: Taker) -> list[Any]:
+        """Return the requests that close all that a session has here, and forget it."""
+        closing: list[Any] = []
         for number in [number for number, owner in self.producers.items() if owner is taker]:
             del self.producers[number]
-            producer = api.CommandCloseProducer(producer_id=number, request_id=self.next_id())
-            closing.append((api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=producer), producer.request_id))
+            closing.append(api.CommandCloseProducer(producer_id=number))
         for number in [number for number, owner in self.consumers.items() if owner is taker]:
             del self.consumers[number]
-            consumer = api.CommandCloseConsumer(consumer_id=number, request_id=self.next_id())
-            closing.append((api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=consumer), consumer.request_id))
+            closing.append(api.CommandCloseConsumer(consumer_id=number))
         for number in [number for number, owner in self.watchers.items() if owner is taker]:
             del self.watchers[number]
-            watcher = api.CommandWatchTopicListClose(watcher_id=number, request_id=self.next_id())
-            closing.append((api.BaseCommand(type=T.WATCH_TOPIC_LIST_CLOSE, watchTopicListClose=watcher),
-                            watcher.request_id))
+            closing.append(api.CommandWatchTopicListClose(watcher_id=number))
         return closing
 
     def close(self) -> None:
@@ -216,10 +215,10 @@ class Inner(asyncio.Protocol):
             self.is_paused = False
             self._transport.resume_reading()
 
-    def send(self, command: api.BaseCommand) -> None:
+    def send(self, message: Message) -> None:
+        """Send the command with that message, such as FLOW for a CommandFlow."""
         if self.is_open:
-            body = command.SerializeToString()
-            self._transport.write(frames.SIZES.pack(4 + len(body), len(body)) + body)
+            self._transport.write(frames.frame(frames.command_of(message)))
 
     def write(self, pieces: list[bytes]) -> None:
         """Write whole frames."""
@@ -230,11 +229,11 @@ class Inner(asyncio.Protocol):
         """Return a new number for a request, a producer, a consumer or a watcher."""
         return self._requests.next_id()
 
-    async def ask(self, command: api.BaseCommand, request_id: int) -> Any:
-        """Send a request, and return the message inside its answer.  Raises ClientError."""
+    async def ask(self, request: Any) -> Any:
+        """Send a request, to which a number is given, and return the message inside its answer.  Raises ClientError."""
         if not self.is_open:
             raise NoBroker("the worker closed the connection")
-        return await self._requests.ask(command, request_id)
+        return await self._requests.ask(request)
 
     async def greet(self, identity: Identity) -> None:
         """Send CONNECT for this identity, and wait for CONNECTED.  Raises ClientError."""

@@ -100,15 +100,14 @@ class Producer(Session):
         for lane in self._lanes:
             lane.number = link.next_id()
             link.producers[lane.number] = self
-            request = api.CommandProducer(topic=lane.topic, producer_id=lane.number, request_id=link.next_id())
+            request = api.CommandProducer(topic=lane.topic, producer_id=lane.number)
             if self._schema is not None:
                 request.schema.CopyFrom(self._schema)
             name = lane.making.producer_name or self._parameters.name
             if name:
                 request.producer_name = name
                 request.user_provided_producer_name = bool(self._parameters.name)
-            command = api.BaseCommand(type=T.PRODUCER, producer=request)
-            answer: api.CommandProducerSuccess = await link.ask(command, request.request_id)
+            answer: api.CommandProducerSuccess = await link.ask(request)
             if not lane.making.producer_name:
                 first = self._parameters.initial_sequence_id
                 last = max(answer.last_sequence_id, -1 if first is None else first)

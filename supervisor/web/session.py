@@ -13,7 +13,6 @@ from typing import Protocol, cast
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.log import log
 from geminga.supervisor.pulsar_client.client import ClientError, NoBroker
-from geminga.supervisor.web import inner
 from geminga.supervisor.web.frames import FAILED, REFUSED
 from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.visits import Visit
@@ -200,11 +199,8 @@ async def partitions(link: Inner, topic: str, *, may_create: bool = True) -> int
 
     may_create: a topic that is missing is made, if policies allow that.
     """
-    request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=link.next_id(),
-                                                  metadata_auto_creation_enabled=may_create)
-    command = api.BaseCommand(type=inner.T.PARTITIONED_METADATA, partitionMetadata=request)
-    answer = await link.ask(command, request.request_id)
-    return int(answer.partitions)
+    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=may_create)
+    return int((await link.ask(request)).partitions)
 
 
 def status_of(error: ClientError) -> HTTPStatus:

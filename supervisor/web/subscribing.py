@@ -6,7 +6,7 @@ from http import HTTPStatus
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.web.delivered import Delivered
-from geminga.supervisor.web.inner import Inner, T, Taker
+from geminga.supervisor.web.inner import Inner, Taker
 from geminga.supervisor.web.parameters import Consuming
 from geminga.supervisor.web.session import Turned, partitions
 from geminga.supervisor.web.visits import READER, Visit
@@ -81,11 +81,9 @@ class Subscribing:
         """Return the topics that match the pattern; the worker tells of those that come later.  Raises ClientError."""
         tenant, namespace, _ = self._visit.pattern.partition("://")[2].split("/", 2)
         request = api.CommandWatchTopicList(
-            request_id=link.next_id(), watcher_id=link.next_id(), namespace=f"{tenant}/{namespace}",
-            topics_pattern=self._visit.pattern)
+            watcher_id=link.next_id(), namespace=f"{tenant}/{namespace}", topics_pattern=self._visit.pattern)
         link.watchers[request.watcher_id] = taker
-        command = api.BaseCommand(type=T.WATCH_TOPIC_LIST, watchTopicList=request)
-        answer: api.CommandWatchTopicListSuccess = await link.ask(command, request.request_id)
+        answer: api.CommandWatchTopicListSuccess = await link.ask(request)
         return list(answer.topic)
 
     async def _subscribe(self, link: Inner, taker: Taker, name: str) -> None:
@@ -93,15 +91,15 @@ class Subscribing:
         own, number = self._parameters, link.next_id()
         start = self._positions.get(name, own.start)
         request = api.CommandSubscribe(
-            topic=name, subscription=self._name, subType=own.kind, consumer_id=number, request_id=link.next_id(),
-            durable=own.is_durable, priority_level=own.priority, initialPosition=own.position,
-            consumer_name=own.name or self._name, consumer_epoch=0)
+            topic=name, subscription=self._name, subType=own.kind, consumer_id=number, durable=own.is_durable,
+            priority_level=own.priority, initialPosition=own.position, consumer_name=own.name or self._name,
+            consumer_epoch=0)
         if start is not None:
             request.start_message_id.CopyFrom(start)
         self.topics[number] = Topic(number, name, start)
         link.consumers[number] = taker
         try:
-            await link.ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), request.request_id)
+            await link.ask(request)
         except BaseException:
             del self.topics[number], link.consumers[number]
             raise
@@ -109,8 +107,7 @@ class Subscribing:
     async def unsubscribe(self, link: Inner) -> None:
         """Delete the subscription.  Raises ClientError."""
         for number in list(self.topics):
-            request = api.CommandUnsubscribe(consumer_id=number, request_id=link.next_id())
-            await link.ask(api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=request), request.request_id)
+            await link.ask(api.CommandUnsubscribe(consumer_id=number))
             link.consumers.pop(number, None)
         self.is_left, self.topics = True, {}
 

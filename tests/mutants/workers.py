@@ -277,7 +277,7 @@ BUGS = [
         ('api.CommandAckResponse, {"consumer_id": "consumer_id"},', "api.CommandError,",
          "a refused ACK gets the answer of another command"),
         ("behind=Sends.OF_ITS_TRANSACTION)", "behind=Sends.NONE)",
-         "a commit does not wait for the SENDs before it", "storage/test_transactions_messages.py")),
+         "a commit does not wait for the SENDs before it", "storage/test_coordinator.py")),
     *of("storage/catalogue/partitions.py", "storage/test_foreign.py",
         ("            self.delete(earlier)\n", "            pass\n",
          "a subscription whose creation was cut short cannot be made")),

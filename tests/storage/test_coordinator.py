@@ -889,3 +889,11 @@ def test_nothing_is_used_before_all_owners_have_recovered(tmp_path):
 def test_a_command_that_only_begins_like_one_of_transactions_comes_behind_all_sends(data):
     """A client may write a field twice, and the last one counts; nothing may be stored behind its producer's end."""
     assert requests._concerned(requests._parsed(data)) is None
+
+
+def test_an_end_comes_behind_the_sends_of_its_transaction_and_no_others():
+    """SENDs of other transactions wait for the end of the pass, as each plan is synced by itself."""
+    end = api.BaseCommand(type=api.BaseCommand.END_TXN, endTxn=api.CommandEndTxn(
+        request_id=1, txnid_most_bits=1, txnid_least_bits=7, txn_action=api.COMMIT))
+    begin = api.BaseCommand(type=api.BaseCommand.NEW_TXN, newTxn=api.CommandNewTxn(request_id=1))
+    assert (requests._concerned(end), requests._concerned(begin)) == ({names.transaction(1, 7)}, set())

@@ -16,12 +16,8 @@ class Connection:
     def __init__(self):
         self.lost = asyncio.Event()
 
-    def request_id(self):
-        return 1
-
-    async def call(self, command, expected):
-        return api.BaseCommand(type=expected, producer_success=api.CommandProducerSuccess(
-            request_id=1, producer_name="p"))
+    async def call(self, request):
+        return api.CommandProducerSuccess(request_id=1, producer_name="p")
 
     async def receive(self, expected):
         await self.lost.wait()
