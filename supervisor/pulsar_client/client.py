@@ -20,13 +20,13 @@ from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.answers import answer_in, error_in
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
+from geminga.supervisor.pulsar_client.greetings import MESSAGE_SIZE_MAX, greeting, message_size_max
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000
 _CONNECT_S = 10             # limit for a connection and its handshake
 _SILENCE_S = 60             # a wait for an answer ends after this time without a frame
 _FRAME_MAX = 1 << 30        # bytes; a peer that announces more is not a broker
-_MESSAGE_SIZE_MAX = 5 << 20      # bytes, if the broker does not say another limit
 _OTHERS = b"HTTP", b"\x15\x03"      # first bytes of an HTTP server, and of one that expects TLS
 _PROTOCOL = "Pulsar's protocol"
 _HELD_MAX = 16 << 20        # bytes received and not consumed yet; beyond, the socket is not read
@@ -74,7 +74,7 @@ class BrokerConnection(asyncio.Protocol):
         self._heard = False                                  # whether the peer has sent any command of the protocol
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
         self.place = "", ""        # URL of the broker or proxy, and host:port of the broker behind the proxy
-        self.message_size_max = _MESSAGE_SIZE_MAX            # bytes of the largest entry that the broker takes
+        self.message_size_max = MESSAGE_SIZE_MAX             # bytes of the largest entry that the broker takes
         self.is_geminga = False                              # whether the broker is one of these
         # Consumer: frames of its messages that came while another answer was waited for; other consumers' are skipped.
         self._kept: dict[int, deque[tuple[api.BaseCommand, bytes]]] = {}
@@ -474,14 +474,10 @@ async def _introduced(connection: BrokerConnection, method: str = "", data: str 
 
     Raises ClientError, and closes the connection then.
     """
-    request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method,
-                                 auth_data=data.encode())
-    if beyond:
-        request.proxy_to_broker_url = beyond
     try:
-        connection.send(request)
+        connection.send(greeting(method, data.encode(), beyond))
         answer, _ = await connection.receive(T.CONNECTED)
-        connection.message_size_max = answer.connected.max_message_size or _MESSAGE_SIZE_MAX
+        connection.message_size_max = message_size_max(answer.connected)
         connection.is_geminga = "(Geminga " in answer.connected.server_version
     except BaseException:
         connection.close()

@@ -13,7 +13,9 @@ from typing import Protocol
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.responses import PROTOCOL_VERSION
 from geminga.storage.runtime import unix_sockets
+from geminga.supervisor.pulsar_client.greetings import greeting
 from geminga.supervisor.replication.connection import Connection, T
 from geminga.supervisor.replication.entries import Run, runs
 from geminga.supervisor.replication.frames import Bytes, Places, Unreadable
@@ -24,7 +26,6 @@ _WORKER_FRAME_MAX = 1 << 30          # the worker is trusted, and its configurat
 # Bytes of a remote's frame: none but a schema is larger than a few hundred.
 _REMOTE_FRAME_MAX = 8 << 20
 _UNWRITTEN_MAX = 2 << 20             # bytes that wait for the remote; beyond, the worker is not read
-_PROTOCOL = 21
 
 
 class Lane(Protocol):
@@ -203,7 +204,7 @@ class Channel:
                 _, side = await unix_sockets.open_connection(f"{unix_sockets.UNIX}{self._clients}",
                                                              lambda: WorkerSide(self))
                 try:
-                    await side.greet(api.CommandConnect(client_version=names.REPLICATOR, protocol_version=_PROTOCOL))
+                    await side.greet(greeting(name=names.REPLICATOR))
                 except BaseException:
                     side.finish("the handshake failed")
                     raise
@@ -239,7 +240,7 @@ class Channel:
     def challenged(self, side: RemoteSide) -> None:
         """Answer a remote that asks for fresh credentials."""
         method, data = self._keeper.auth_data()
-        response = api.CommandAuthResponse(client_version=names.REPLICATOR, protocol_version=_PROTOCOL)
+        response = api.CommandAuthResponse(client_version=names.REPLICATOR, protocol_version=PROTOCOL_VERSION)
         response.response.auth_method_name, response.response.auth_data = method, data
         side.send(response)
 

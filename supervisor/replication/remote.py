@@ -17,6 +17,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.supervisor.pulsar_client import client, reasons
 from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.pulsar_client.greetings import greeting, message_size_max
 from geminga.supervisor.replication.backoff import Backoff
 from geminga.supervisor.replication.channel import Channel, RemoteSide
 from geminga.supervisor.replication.connection import Ended
@@ -36,7 +37,6 @@ _CONNECT_S = 10.0
 _IDLE_S = 60.0               # for which a channel without lanes is kept
 _PING_S, _SILENCE_S = 30.0, 60.0      # silence after which a remote is asked for a sign of life, or given up
 _STEADY_S = 30.0             # a link that was up so long begins its back-off anew
-_MESSAGE_SIZE_MAX = 5 << 20
 Key = tuple[str, str]        # address of a broker or proxy, and host:port of the broker behind the proxy
 
 
@@ -367,10 +367,7 @@ class Remote:
             await self._loop.create_connection(lambda: side, host, port, ssl=self._tls if is_secure else None)
         try:
             method, data = self.auth_data()
-            request = api.CommandConnect(client_version="Geminga", protocol_version=21, auth_method_name=method,
-                                         auth_data=data)
-            if beyond:
-                request.proxy_to_broker_url = beyond
+            request = greeting(method, data, beyond)
             flags = request.feature_flags
             flags.supports_auth_refresh = flags.supports_broker_entry_metadata = flags.supports_partial_producer = True
             flags.supports_get_partitioned_metadata_without_auto_creation = True
@@ -380,7 +377,7 @@ class Remote:
             side.finish(str(error))
             raise
         side.knows_positions = answer.feature_flags.supports_repl_dedup_by_lid_and_eid
-        side.message_size_max = answer.max_message_size or _MESSAGE_SIZE_MAX
+        side.message_size_max = message_size_max(answer)
         return channel
 
     # -- reports

@@ -20,6 +20,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.lease import Lease
 from geminga.supervisor.pulsar_client.client import NoBroker
+from geminga.supervisor.pulsar_client.greetings import greeting, message_size_max
 from geminga.supervisor.pulsar_client.requests import Requests
 from geminga.workers.identity.authentication import Identity
 
@@ -237,10 +238,9 @@ class Inner(asyncio.Protocol):
 
     async def greet(self, identity: Identity) -> None:
         """Send CONNECT for this identity, and wait for CONNECTED.  Raises ClientError."""
-        request = api.CommandConnect(
-            client_version=_VERSION, protocol_version=21, auth_data=identity.proxy.encode(),
-            original_principal=identity.role, original_auth_method=identity.method)
-        self.message_size_max = (await self._requests.greet(request)).max_message_size or 5 << 20
+        request = greeting(data=identity.proxy.encode(), name=_VERSION)
+        request.original_principal, request.original_auth_method = identity.role, identity.method
+        self.message_size_max = message_size_max(await self._requests.greet(request))
 
 
 async def connect(clients: Path, identity: Identity, own: set[Inner] | None, lease: Lease) -> Inner:
