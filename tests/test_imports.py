@@ -151,6 +151,45 @@ def test_no_two_files_import_each_other():
     assert circles({source: files_used(source) for source in SOURCES}) == set()
 
 
+def test_no_two_folders_import_each_other():
+    """A folder and one inside it are two: files that others are made of lie below those that put them together."""
+    assert circles(folders_used()) == set()
+
+
+def folders_used():
+    """Return folder -> other folders whose files it imports."""
+    uses = {folder_of(source): set() for source in SOURCES}
+    for source in SOURCES:
+        uses[folder_of(source)] |= {folder_of(file) for file in files_used(source)} - {folder_of(source)}
+    return uses
+
+
+def folder_of(source):
+    """Return the folder of a file; the supervisor's main.py is a folder to itself, above all others."""
+    return source if source.parts == ("supervisor", "main.py") else source.parent
+
+
+_NIGHT = {"storage/jobs/night.py": "from .views import parts\n", "storage/jobs/arrays.py": ""}
+
+
+@pytest.mark.parametrize(("files", "circle"), [
+    ({"storage/jobs/views/parts.py": "from geminga.storage.jobs import arrays\n"},
+     {"storage/jobs", "storage/jobs/views"}),
+    ({"storage/jobs/views/parts.py": "from ..tables import rows\n",
+      "storage/jobs/tables/rows.py": "def f():\n    from .. import arrays\n"},
+     {"storage/jobs", "storage/jobs/views", "storage/jobs/tables"}),
+    ({"storage/jobs/views/parts.py": ""}, None)])
+def test_the_check_of_folders_sees_circles_between_files_that_are_in_none(tmp_path, monkeypatch, files, circle):
+    """A canary: two files of one folder may make a circle with another folder, and no file is in a circle."""
+    files = _NIGHT | files
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "SOURCES", [Path(file) for file in files])
+    assert circles(folders_used()) == ({frozenset(map(Path, circle))} if circle else set())
+
+
 def test_a_circle_is_seen_however_long_it_is():
     assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"d2"}, "d2": set()}) == {frozenset("abc")}
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()

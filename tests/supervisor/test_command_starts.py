@@ -40,8 +40,8 @@ def test_the_list_of_commands_imports_no_command(environment):
     assert modules & (LIBRARIES | OF_PROTOCOL) == set()
 
 
-@pytest.mark.parametrize("module", ["admin.app", "console.console", "rest_messages.doors", "web.doors", "web.process",
-                                    "rest_messages.server", "replication.process"])
+@pytest.mark.parametrize("module", ["admin.app", "console.routes.console", "rest_messages.doors", "web.doors",
+                                    "web.process", "rest_messages.server", "replication.process"])
 def test_processes_that_always_run_import_nothing_that_only_jobs_need(module):
     """Arrow takes 31 MiB of memory."""
     code = f"import sys, geminga.supervisor.{module}; print(*sys.modules)"
