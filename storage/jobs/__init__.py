@@ -13,6 +13,7 @@
     avro_values.py       payloads of Avro -> values, within bounds
     json_values.py       payloads of JSON -> values, with all their digits
     compacting/          compaction: one run over many partitions, and the views that it writes or continues
+    apart.py             work in a process of its own, which may crash, hang or take too much memory
 
 Nothing here writes into a ledger.  The broker's processes import nothing from here, so neither Arrow nor Spark.
 """

@@ -1,8 +1,7 @@
 """Topics as tables: the night appends what is new to Parquet files or to Apache Iceberg.
 
     exports.py            which tables are due, in which rounds; their commits; small files merged
-    writing.py            a task: stretches of ledgers -> Parquet files by day, and files merged into one
-    apart.py              the process beside this one, in which tasks run: payloads may end it
+    writing.py            a task: stretches of ledgers -> Parquet files by day, and files merged into one; it runs apart
     columns.py            rows: a message's own columns and those of its payload; rejected messages
     values.py             payloads -> columns, by the versions of their schema; forms.py: together, or one by one
     protobuf_values.py    messages of Protobuf

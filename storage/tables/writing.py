@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from geminga.storage.disk.files import sync
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import reading
+from geminga.storage.jobs import apart, reading
+from geminga.storage.jobs.apart import Ended, Mark
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
-from geminga.storage.tables import apart, columns
-from geminga.storage.tables.apart import Ended, Mark
+from geminga.storage.tables import columns
 from geminga.storage.tables.columns import REJECTED
 from geminga.storage.tables.commits import COMPACTED, DataFile
 from geminga.storage.tables.commits import REJECTED as REJECTED_FOLDER

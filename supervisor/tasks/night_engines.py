@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from geminga.storage.errors import text_of
-from geminga.storage.jobs.compacting.engines import LocalEngine, NoSpark, NotInstalled, Spark
+from geminga.storage.jobs.compacting.engines import ApartEngine, LocalEngine, NoSpark, NotInstalled, Spark
 from geminga.storage.tables.places import local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.host import core_count
@@ -25,6 +25,7 @@ class Engines:
     def __init__(self, config: Config, *, is_night: bool):
         self._config, self._options, self._is_night = config, config.nightly, is_night
         self._spark: Spark | None = None
+        self._here = ApartEngine()
 
     def __repr__(self) -> str:
         return f"<Engines {self._options.engine} is_night={self._is_night} spark={self._spark}>"
@@ -36,13 +37,14 @@ class Engines:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._here.close()
         if self._spark is not None:
             self._spark.close()
 
     def for_bytes(self, size: int) -> LocalEngine | Spark:
         """Return the engine for a compaction that reads `size` bytes.  Raises CannotRun."""
         if self._is_small(size):
-            return LocalEngine()
+            return self._here
         # The broker's service can run no Java, so what is wanted on demand is done here, whatever its size.
         return self._spark_or_here(self._options.engine == "auto" and not self._is_night)
 
@@ -56,7 +58,7 @@ class Engines:
             if isinstance(engine, LocalEngine):
                 raise CannotRun("nightly.tables needs Spark for its url or format, and Spark is not installed")
             return engine
-        return LocalEngine() if self._is_small(size) else self._spark_or_here(False)
+        return self._here if self._is_small(size) else self._spark_or_here(False)
 
     def _is_small(self, size: int) -> bool:
         """Whether this process does what reads `size` bytes, without asking for Spark."""
@@ -77,7 +79,7 @@ class Engines:
                 self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m", settings=more)
             except NoSpark as error:
                 if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
-                    return LocalEngine()
+                    return self._here
                 raise CannotRun(f"{error}; --engine here compacts in one process, whatever the size") from None
         return self._spark
 

@@ -49,7 +49,7 @@ BUGS = [
          "a payload of two objects moves the rows behind it"),
         ("except pa.ArrowInvalid:\n            reasons: Reasons", "except KeyError:\n            reasons: Reasons",
          "text that is not UTF-8 ends the export")),
-    *of("storage/tables/apart.py", _HOSTILE,
+    *of("storage/jobs/apart.py", _HOSTILE,
         ("elif used - begin > seconds:", "elif False:", "a hanging process is waited for"),
         ("resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))", "pass",
          "a process takes all memory"),

@@ -5,6 +5,7 @@ into memory, and may run on many hosts.
 """
 import contextlib
 import errno
+import itertools
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,8 @@ import pyarrow as pa
 
 from geminga.proto.rows import Rows
 from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import apart
+from geminga.storage.jobs.apart import Ended
 from geminga.storage.jobs.compacting import compaction, key_scan, spark_tasks, view_writer
 from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
 from geminga.storage.jobs.compacting.further import CannotContinue, Further
@@ -139,7 +143,9 @@ class LocalEngine:
                 done.take(view_writer.write(job, number, some))
                 written += job.source(number).messages
                 tell(WRITING, written, total)
-        except (CannotCompact, OSError, CorruptFile) as error:
+        except OutOfTime:
+            raise
+        except Exception as error:      # any error of this partition: others can be compacted
             done.error = _text(error)
         return job, done
 
@@ -175,6 +181,36 @@ class LocalEngine:
             return np.empty(0, SLOT)
         slots, places = key_scan.keyed_slots(known, job.seed), np.concatenate(alone)
         return np.concatenate((slots, key_scan.keyless_slots(places))) if len(places) else slots
+
+
+class ApartEngine(LocalEngine):
+    """Compaction in a process beside this one.
+
+    A partition whose keys need more memory than there is ends that process, and the others are compacted.
+    """
+
+    def __init__(self) -> None:
+        self._process: apart.Process | None = None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _done(self, job: Job, tell: Tell, before: int, total: int, ends: float) -> tuple[Job, Done]:
+        if self._process is None or not self._process.is_running:
+            self.close()
+            self._process = apart.Process()
+        try:
+            done: tuple[Job, Done] = self._process.run(_compacted, (job, before, total, ends), tell)
+            return done
+        except Ended as ended:
+            return job, Done(damage=list(job.damage), error=f"{ended}, as when memory runs out")
+
+
+def _compacted(job: Job, before: int, total: int, ends: float) -> tuple[Job, Done]:
+    return LocalEngine()._done(job, apart.tell, before, total, ends)
 
 
 def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
@@ -229,14 +265,38 @@ class Spark:
     def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
         """Compact all jobs together, then yield each with its result; see LocalEngine.compact.
 
-        A task continues the view of one partition.  All other partitions are divided among tasks.
+        A task continues the view of one partition.  All other partitions are divided among tasks.  If Spark fails, one
+        partition may be the reason, as when its keys need too much memory: then each is compacted alone.
 
         ends: when Spark's work is cancelled, by time.monotonic().  Raises OutOfTime.
         """
+        started = time.monotonic()
+        results, failed = self._together(jobs, tell, ends)
+        if len(failed) > 1:
+            failed = [self._alone(job, ends) for job, _ in failed]
+        in_order = {job.partition_id: number for number, job in enumerate(jobs)}
+        results = sorted([*results, *failed], key=lambda one: in_order[one[0].partition_id])
+        seconds, size = time.monotonic() - started, max(1, sum(job.size for job, _ in results))
+        for job, done in results:
+            done.seconds = seconds * job.size / size
+            yield job, done
+
+    def _alone(self, job: Job, ends: float) -> tuple[Job, Done]:
+        """Compact one job that failed together with others.  Raises OutOfTime."""
+        try:
+            compaction.begin(job)      # without what the tasks that failed have written
+        except CannotCompact as error:
+            return job, Done(error=str(error))
+        [result] = itertools.chain(*self._together([job], lambda *_: None, ends))
+        return result
+
+    def _together(self, jobs: list[Job], tell: Tell,
+                  ends: float) -> tuple[list[tuple[Job, Done]], list[tuple[Job, Done]]]:
+        """Compact jobs together; return (those with a result, those for which Spark failed).  Raises OutOfTime."""
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        started, results = time.monotonic(), list[tuple[Job, Done]]()
+        results, why = list[tuple[Job, Done]](), ""
         context, total = self.context, sum(job.messages for job in jobs)
         looked, written = context.accumulator(0), context.accumulator(0)
         notes, sizes = (context.accumulator([], _lists()) for _ in range(2))
@@ -251,10 +311,11 @@ class Spark:
                 results, again = self._continued([job for job in jobs if job.behind is not None], jobs, looked)
                 left = [*(job for job in jobs if job.behind is None), *again]
                 rows = self._run(left, looked, written, notes, sizes)
-            except (PySparkException, Py4JError) as error:
+            except (PySparkException, Py4JError, OSError) as error:
                 _check_time(ends)      # then it was cancelled
-                rows, text = [], f"Spark failed: {_reason(error)}"
-                notes.add([(number, True, text) for number in range(len(left))])
+                why = f"Spark failed: {_reason(error)}"
+        if why:
+            return results, [(job, Done(damage=list(job.damage), error=why)) for job in left]
         of_left = [Done(damage=list(job.damage), size_read=job.size_read) for job in left]
         for number, result in rows:
             of_left[number].take(result)
@@ -265,12 +326,7 @@ class Spark:
                 of_left[number].error = of_left[number].error or text
             else:
                 of_left[number].damage.append(text)
-        in_order = {job.partition_id: number for number, job in enumerate(jobs)}
-        results = sorted([*results, *zip(left, of_left, strict=True)], key=lambda one: in_order[one[0].partition_id])
-        seconds, size = time.monotonic() - started, max(1, sum(job.size for job, _ in results))
-        for job, done in results:
-            done.seconds = seconds * job.size / size
-            yield job, done
+        return [*results, *zip(left, of_left, strict=True)], []
 
     def each(self, task: Callable[[int], Any], count: int, tell: Tell, stage: str, messages: list[int],
              ends: float = math.inf) -> list[Any]:
@@ -483,4 +539,12 @@ def check_java() -> None:
 
 
 def _text(error: Exception) -> str:
-    return text_of(error) if isinstance(error, OSError) else str(error)
+    """Return the text of an error that ends one compaction.  A stranger one is logged too."""
+    if isinstance(error, OSError):
+        return text_of(error)
+    if isinstance(error, CannotCompact | CorruptFile):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"

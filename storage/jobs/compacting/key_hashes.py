@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from geminga.proto.rows import words_at_each_byte
@@ -20,6 +21,8 @@ from geminga.storage.ledgers.view_files import KEYS_HEADER
 
 SEED_SIZE = KEYS_HEADER["seed"].itemsize
 _LONG = 256                      # bytes; longer keys are hashed by BLAKE2b first, which is slower for short ones
+_KEPT_MAX = 64                   # bytes of a key that is kept as it is while a compaction compares keys
+_STANDS = "\0"                   # begins a text that stands for a key; another key that begins so is replaced too
 _TOGETHER = 1 << 16              # keys hashed at a time
 _HALVES = 2 * (_LONG // 8) + 1   # factors of a sum: for the halves of a key's words, and for its length
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
@@ -41,6 +44,30 @@ def hashes(keys: pa.ChunkedArray | pa.StringArray, seed: bytes) -> tuple[NDArray
         words[at:at + len(some)] = np.maximum(first, np.uint64(1))
         more[at:at + len(some)] = second << _HIGH | third
         at += len(some)
+    return words, more
+
+
+def shortened(keys: pa.StringArray, seed: bytes) -> pa.StringArray:
+    """Return keys, which are not null, with texts that stand for long ones.
+
+    A message may have a key of megabytes, and few bytes of a compressed batch many of them.
+    """
+    is_replaced = pc.or_(pc.greater(pc.binary_length(keys), _KEPT_MAX), pc.starts_with(keys, _STANDS))
+    if not pc.any(is_replaced).as_py():
+        return keys
+    words, more = hashes(keys.filter(is_replaced), seed)
+    texts = [f"{_STANDS}{word:08x}{rest:016x}" for word, rest in zip(words.tolist(), more.tolist(), strict=True)]
+    return pc.replace_with_mask(keys, is_replaced, pa.array(texts, keys.type))
+
+
+def hashes_of_shortened(keys: pa.ChunkedArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Return what `hashes` returns for the keys that were shortened with the same seed."""
+    words, more = hashes(keys, seed)
+    stands = pc.starts_with(keys, _STANDS)
+    if pc.any(stands).as_py():
+        texts, chosen = keys.filter(stands).to_pylist(), stands.to_numpy()
+        words[chosen] = [int(text[1:9], 16) for text in texts]
+        more[chosen] = [int(text[9:], 16) for text in texts]
     return words, more
 
 

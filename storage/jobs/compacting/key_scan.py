@@ -50,7 +50,7 @@ _REPEATED = 0.7                      # distinct ones among them, up to which fin
 class KeyScan:
     """The keys and places of some messages, found by the first pass of a compaction."""
 
-    keyed: pa.RecordBatch            # `key`, `place`, and `time` if the compaction goes by event time
+    keyed: pa.RecordBatch            # `key`, shortened, `place`, and `time` if the compaction goes by event time
     alone: NDArray[np.int64]         # places of keyless messages that are kept
     messages: int                    # read
     damage: tuple[str, ...]
@@ -98,6 +98,7 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             keyed = pa.record_batch([keys, pa.array(places), *times], schema=schema)
             if not is_keyed.all():
                 keyed = keyed.filter(pa.array(is_keyed))
+            keyed = keyed.set_column(0, schema.field(0), key_hashes.shortened(keyed["key"], job.seed))
             yield KeyScan(keyed, alone, int(counts.sum()), tuple(damage), sum(sizes_read))
             damage.clear()
             sizes_read.clear()
@@ -170,10 +171,13 @@ def newest(some: Iterable[bytes], seed: bytes) -> Rows:
 
 
 def keyed_slots(keyed: pa.Table, seed: bytes) -> Rows:
-    """Return the SLOTs (n,) of messages with keys; columns as KeyScan.keyed has them."""
+    """Return the SLOTs (n,) of messages with keys; columns as KeyScan.keyed has them.
+
+    seed: with which long keys were shortened.
+    """
     slots = np.zeros(keyed.num_rows, SLOT)
     slots["place"] = keyed["place"].to_numpy()
-    slots["word"], slots["more"] = key_hashes.hashes(keyed["key"], seed)
+    slots["word"], slots["more"] = key_hashes.hashes_of_shortened(keyed["key"], seed)
     if "time" in keyed.column_names:
         slots["time"] = keyed["time"].to_numpy()
     return slots

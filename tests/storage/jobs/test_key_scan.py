@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.storage.jobs.compacting import engines, key_scan
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.jobs.compacting import compaction, engines, key_hashes, key_scan, nightly
+
+from .topics import Message, Topic
 
 KEYS = st.one_of(st.sampled_from(["", "a", "b", "é", "k" * 300]), st.integers(0, 50).map(str))
 
@@ -37,6 +40,30 @@ def test_keys_go_to_all_buckets_evenly():
         blocks = dict(key_scan.blocks(pa.table({"key": keys, "place": pa.array(range(8_000), pa.int64())}), 8))
         sizes = [len(key_scan.newest([block], bytes(16))) for block in blocks.values()]
         assert len(sizes) == 8 and min(sizes) > 800, (text, sizes)
+
+
+@given(st.lists(st.one_of(KEYS, st.sampled_from(["\0", "\0" + 24 * "0", "k" * 64, "k" * 65, "é" * 33])), max_size=20))
+def test_texts_that_stand_for_keys_have_their_hashes(keys):
+    """Also for keys that look like such texts."""
+    keys, seed = pa.array(keys, pa.string()), bytes(16)
+    short = key_hashes.shortened(keys, seed)
+    assert max([len(text.encode()) for text in short.to_pylist()], default=0) <= 64
+    found = key_hashes.hashes_of_shortened(pa.chunked_array([short]), seed)
+    assert [column.tolist() for column in found] == [column.tolist() for column in key_hashes.hashes(keys, seed)]
+
+
+def test_few_bytes_with_long_keys_take_little_memory(tmp_path):
+    """A compressed batch has megabytes of keys in some kilobytes; a later night finds them again."""
+    topic = Topic(tmp_path)
+    topic.publish_batch([Message(f"{n}{'k' * 100_000}", b"old") for n in range(50)], api.ZSTD)
+    [planned] = nightly.plan(tmp_path, [topic.target])
+    job = compaction.prepare(tmp_path, topic.target.partition_id, 0, planned.horizon)
+    scans = [scan for stretch, _ in compaction.stretches(job) for scan in key_scan.scan_keys(job, stretch)]
+    assert planned.size < 50_000 and sum(scan.keyed.nbytes for scan in scans) < 50 * 100
+    topic.compact()
+    topic.publish_batch([Message(f"{n}{'k' * 100_000}", b"new") for n in range(25, 75)], api.ZSTD)
+    topic.compact()
+    assert topic.contents() == topic.newest() and len(topic.newest()) == 75
 
 
 @pytest.mark.parametrize("text, why", [

@@ -1,7 +1,9 @@
 """A run over many partitions follows its plan, reports failures, and leaves views in force whole until an adoption."""
+import contextlib
 import errno
 import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -197,6 +199,50 @@ def test_what_nobody_has_thought_of_is_told_and_leaves_nothing_begun(topics):
     assert all(files_of(topic) == [] for topic in topics)
 
 
+def test_an_error_that_nobody_foresaw_fails_only_its_partition(topics, monkeypatch, capsys):
+    write = view_writer.write
+
+    def failing(job, *more):
+        if job.partition_id == 1:
+            raise KeyError("of a library")
+        return write(job, *more)
+    monkeypatch.setattr(view_writer, "write", failing)
+    reports = run(topics)
+    assert outcomes(reports) == [FAILED, COMPACTED, COMPACTED] and reports[1].error == "KeyError: 'of a library'"
+    assert files_of(topics[0]) == [] and "Traceback" in capsys.readouterr().err
+
+
+class Deadly:
+    """A value that kills the process which it is sent to, as a lack of memory does."""
+
+    def __reduce__(self):
+        return signal.raise_signal, (signal.SIGKILL,)
+
+
+class Starved(engines.ApartEngine):
+    def _done(self, job, tell, before, total, ends):
+        return super()._done(job, tell, before, total, Deadly() if job.partition_id == 1 else ends)
+
+
+@pytest.mark.slow
+def test_a_partition_that_needs_all_memory_costs_no_other_its_view(topics):
+    with contextlib.closing(Starved()) as engine:
+        reports = run(topics, engine=engine)
+    assert outcomes(reports) == [FAILED, COMPACTED, COMPACTED]
+    assert reports[1].error == "its process ended with signal SIGKILL, as when memory runs out"
+    assert files_of(topics[0]) == [] and topics[1].contents() == topics[1].newest()
+
+
+@pytest.mark.slow
+def test_a_process_beside_this_one_tells_how_far_it_is_and_ends_in_time(topics):
+    seen = []
+    with contextlib.closing(engines.ApartEngine()) as engine:
+        assert outcomes(run(topics, engine=engine, ends=time.monotonic() + 1e-6)) == [LATE] * 3
+        assert outcomes(run(topics, engine=engine, progress=lambda *told: seen.append(told))) == [COMPACTED] * 3
+    assert {stage for stage, _, _ in seen} == {engines.READING, engines.WRITING}
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen) and seen[-1][1:] == (210, 210)
+
+
 def test_progress_goes_up_to_all_messages_over_all_rounds(topics, monkeypatch):
     monkeypatch.setattr(nightly, "_TOGETHER", 2)
     seen = []
@@ -263,6 +309,26 @@ def test_spark_is_stopped_when_the_time_is_over(topics, spark, tmp_path):
     assert outcomes(reports) == [LATE] * 3
     assert [files_of(topic) for topic in topics] == [[], [], []]
     assert outcomes(run(topics, engine=engine, ends=time.monotonic() + 600)) == [COMPACTED] * 3
+
+
+@pytest.mark.spark
+def test_a_partition_that_spark_cannot_compact_costs_no_other_its_view(topics, spark, tmp_path, monkeypatch):
+    """Its keys may need all memory: the process that reads them is killed, and with it all that Spark does together."""
+    looker = spark_tasks.looker
+
+    def starved(jobs, *more):
+        if all(job.partition_id != 1 for job in jobs):
+            return looker(jobs, *more)
+
+        def look(bundle):
+            signal.raise_signal(signal.SIGKILL)
+        return look
+    monkeypatch.setattr(spark_tasks, "looker", starved)
+    reports = run(topics, engine=engines.Spark(tmp_path / "scratch", context=spark.sparkContext))
+    assert outcomes(reports) == [FAILED, COMPACTED, COMPACTED]
+    assert reports[1].error.startswith("Spark failed: ") and files_of(topics[0]) == []
+    for topic in topics[1:]:
+        assert topic.contents() == topic.newest()
 
 
 def test_no_java_is_one_line(tmp_path, monkeypatch):

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.jobs import apart
 from geminga.storage.jobs.compacting.engines import LocalEngine
-from geminga.storage.tables import apart, exports, writing
+from geminga.storage.tables import exports, writing
 from geminga.storage.tables.commits import COMPACTED, MESSAGES
 from geminga.storage.tables.places import LocalPlace
 

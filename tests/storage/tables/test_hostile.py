@@ -16,14 +16,14 @@ from fastavro.utils import generate_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geminga.storage.jobs import shapes, typed
+from geminga.storage.jobs import apart, shapes, typed
+from geminga.storage.jobs.apart import Ended, Mark
 from geminga.storage.jobs.avro_values import Walk, without_logical_types
 from geminga.storage.jobs.compacting.engines import Spark
 from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition
-from geminga.storage.tables import apart, columns, writing
-from geminga.storage.tables.apart import Ended, Mark
+from geminga.storage.tables import columns, writing
 
 from ..jobs.topics import Message
 from .lake import ORDER, Lake, S
@@ -119,7 +119,7 @@ def test_a_message_that_needs_too_much_memory_is_rejected(lake, fresh, monkeypat
 
 # -- the process beside
 
-MARKED = "from geminga.storage.tables import apart; apart.mark(apart.Mark(7, 1, 5), 0.2)\n"
+MARKED = "from geminga.storage.jobs import apart; apart.mark(apart.Mark(7, 1, 5), 0.2)\n"
 
 
 @pytest.mark.slow

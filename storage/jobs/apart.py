@@ -1,16 +1,21 @@
-"""Work in a process of its own, which can be ended: payloads and schemas are what anybody may publish.
+"""Work in a process of its own, which can be ended: keys, payloads and schemas are what anybody may publish.
 
 A payload may keep a library busy for hours, take all memory, or crash it.  Then only the process beside this one ends.
 What it was at stands in a mark that both processes see, so that the caller can do the work again without it.
 
     run(function, *arguments)     in the process beside this one, which is started when first needed
     mark(...)                     called there: what is being read, and how long that may take
+    Process                       another one, for a caller that needs it for itself
+    tell(...)                     called there: how far the work is
 
-The process may use MEMORY_BYTES; beyond them Python and Arrow raise MemoryError, as for any other lack of memory.
+The process of `run` may use MEMORY_BYTES; beyond them Python and Arrow raise MemoryError, as for any other lack of
+memory.  Another process may use what the system gives, which ends this process before those that wait for it.
 """
 import atexit
 import contextlib
 import ctypes
+import io
+import math
 import mmap
 import os
 import pickle
@@ -23,6 +28,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import psutil
@@ -31,6 +37,8 @@ MEMORY_BYTES = 2 << 30       # of data; less than a night's share of memory
 _LOOK_S = 0.25               # between two looks at the process's time
 _START_S = 120.0             # of the processor, until the first mark, and between works
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 900             # when memory runs out, the kernel kills this process before the one that waits for it
+_TOLD, _DONE, _RAISED = range(3)      # what a message from the process beside has
 _SIZE = struct.Struct(">Q")
 _MARK = struct.Struct("<Qdqqqqq")     # number, seconds, then the fields of Mark
 
@@ -54,23 +62,27 @@ class Ended(Exception):
         self.mark = mark             # what it was at
 
 
-class _Process:
-    """The process beside this one."""
+class Process:
+    """A process beside this one.
 
-    def __init__(self) -> None:
-        self._starter = os.getpid()
+    memory_bytes: of data that it may use; 0: what the system gives.  patience_s: seconds of the processor that it may
+    take until the first mark, and for works without marks.
+    """
+
+    def __init__(self, memory_bytes: int = 0, patience_s: float = math.inf) -> None:
+        self._starter, self._patience_s = os.getpid(), patience_s
         fd = os.memfd_create("mark")
         try:
             os.ftruncate(fd, mmap.PAGESIZE)
             self._shared = mmap.mmap(fd, mmap.PAGESIZE)
-            program = f"from {__name__} import serve; serve({fd}, {MEMORY_BYTES})"
+            program = f"from {__name__} import serve; serve({fd}, {memory_bytes})"
             self._popen = subprocess.Popen([sys.executable, "-P", "-c", program], stdin=subprocess.PIPE,
                                            stdout=subprocess.PIPE, pass_fds=[fd])
         finally:
             os.close(fd)
 
     def __repr__(self) -> str:
-        return f"<_Process {self._popen.pid}>"
+        return f"<Process {self._popen.pid}>"
 
     @property
     def is_ours(self) -> bool:
@@ -90,14 +102,19 @@ class _Process:
                 stream.close()
         return self._popen.wait()
 
-    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Return what a function returns there.  Raises Ended, and what the function raises."""
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...],
+            told: Callable[..., None] = lambda *_: None) -> Any:
+        """Return what a function returns there.  Raises Ended, and what the function raises.
+
+        told: is called with what the function tells.
+        """
         stdin, stdout = self._popen.stdin, self._popen.stdout
         assert stdin is not None and stdout is not None
         self._shared[:_MARK.size] = bytes(_MARK.size)
         try:
             _write(stdin, (function, arguments))
-            is_well, result = self._answer(stdout)
+            while (answer := self._answer(stdout))[0] == _TOLD:
+                told(*answer[1])
         except Ended:
             raise
         except (EOFError, BrokenPipeError):
@@ -107,9 +124,9 @@ class _Process:
         except BaseException:        # nobody will wait for the answer
             self.end()
             raise
-        if not is_well:
-            raise result
-        return result
+        if answer[0] == _RAISED:
+            raise answer[1]
+        return answer[1]
 
     def _answer(self, stdout: IO[bytes]) -> Any:
         """Wait for an answer, for as long as the mark allows.  Raises Ended, EOFError."""
@@ -128,17 +145,19 @@ class _Process:
             elif used - begin > seconds:
                 self.end()
                 raise Ended(f"it took more than {seconds:.0f} s", mark)
-        return _read(stdout)
+        assert isinstance(stdout, io.BufferedReader)
+        return _read(stdout.raw)     # no more than one answer: poll() sees nothing of what a buffer holds
 
     def _mark(self) -> tuple[int, float, Mark | None]:
         """Return (number of the mark, seconds that it may take, what is being read)."""
         number, seconds, *fields = _MARK.unpack_from(self._shared)
-        return number, seconds or _START_S, Mark(*fields) if number else None
+        return number, seconds or self._patience_s, Mark(*fields) if number else None
 
 
 _lock = threading.Lock()
-_running: _Process | None = None
+_running: Process | None = None
 _marks: mmap.mmap | None = None      # in the process beside
+_answers: IO[bytes] | None = None    # in the process beside
 _number = 0
 
 
@@ -151,7 +170,7 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
     with _lock:
         if _running is None or not _running.is_running:
             close()
-            _running = _Process()
+            _running = Process(MEMORY_BYTES, _START_S)
         return _running.run(function, arguments)
 
 
@@ -175,19 +194,28 @@ def mark(what: Mark, seconds: float) -> None:
         _marks[:_MARK.size] = _MARK.pack(_number, seconds, *fields)
 
 
+def tell(*values: Any) -> None:
+    """Tell the caller of the work that is being done; without effect elsewhere."""
+    if _answers is not None:
+        _write(_answers, (_TOLD, values))
+
+
 # -- the process beside
 
 def serve(fd: int, memory_bytes: int) -> None:
     """Run functions that come in by standard input, until it ends."""
-    global _marks
+    global _marks, _answers
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    if memory_bytes:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)      # the other process ends this one
     _marks = mmap.mmap(fd, mmap.PAGESIZE)
-    with os.fdopen(os.dup(0), "rb") as commands, os.fdopen(os.dup(1), "wb") as answers:
+    with os.fdopen(os.dup(0), "rb") as commands, os.fdopen(os.dup(1), "wb") as _answers:
         os.dup2(2, 1)                # what libraries print is no answer
         while True:
             try:
@@ -195,10 +223,10 @@ def serve(fd: int, memory_bytes: int) -> None:
             except EOFError:
                 return
             try:
-                answer = True, function(*arguments)
+                answer = _DONE, function(*arguments)
             except Exception as error:
-                answer = False, error
-            _write(answers, answer)
+                answer = _RAISED, error
+            _write(_answers, answer)
 
 
 def _write(stream: Any, value: Any) -> None:
@@ -209,10 +237,14 @@ def _write(stream: Any, value: Any) -> None:
 
 def _read(stream: Any) -> Any:
     """Raises EOFError."""
-    size = stream.read(_SIZE.size)
-    if len(size) < _SIZE.size:
-        raise EOFError
-    data = stream.read(*_SIZE.unpack(size))
-    if len(data) < _SIZE.unpack(size)[0]:
-        raise EOFError
-    return pickle.loads(data)
+    return pickle.loads(_exactly(stream, *_SIZE.unpack(_exactly(stream, _SIZE.size))))
+
+
+def _exactly(stream: Any, size: int) -> bytes:
+    """Raises EOFError."""
+    data = bytearray()
+    while len(data) < size:
+        if not (some := stream.read(size - len(data))):
+            raise EOFError
+        data += some
+    return bytes(data)
