@@ -69,6 +69,12 @@ def command_of(message: Message) -> api.BaseCommand:
     return api.BaseCommand(type=kind, **fields)
 
 
+def pieces(command: api.BaseCommand, entry: bytes) -> list[bytes]:
+    """Return the frame of a command with an entry, as buffers to be written one after the other."""
+    body = command.SerializeToString()
+    return [SIZES.pack(4 + len(body) + len(entry), len(body)), body, entry]
+
+
 def frame(command: api.BaseCommand) -> bytes:
     """Return the frame of a command without a payload."""
     body = command.SerializeToString()

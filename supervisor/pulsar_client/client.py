@@ -149,8 +149,7 @@ class BrokerConnection(asyncio.Protocol):
 
     def send(self, message: Message, entry: bytes = b"") -> None:
         """Send the command with that message, such as SEND for a CommandSend."""
-        body = frames.command_of(message).SerializeToString()
-        self._transport.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
+        self._transport.write(b"".join(frames.pieces(frames.command_of(message), entry)))
 
     async def receive(self, expected: int) -> tuple[api.BaseCommand, bytes]:
         """Wait for the next frame of the expected type, and return (command, entry).
@@ -244,8 +243,7 @@ class BrokerConnection(asyncio.Protocol):
             send = api.CommandSend(producer_id=1, sequence_id=number, num_messages=entry.messages)
             if entry.metadata.num_chunks_from_msg > 1:
                 send.is_chunk = True
-            body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
-            written += frames.SIZES.pack(4 + len(body) + len(entry.data), len(body)), body, entry.data
+            written += frames.pieces(frames.command_of(send), entry.data)
         await self.write(written)
 
     async def write(self, pieces: list[bytes]) -> None:

@@ -136,8 +136,7 @@ class Sending:
             send.highest_sequence_id = sequence_id + messages - 1 if highest is None else highest
         else:
             send.ClearField("highest_sequence_id")
-        body = self._command.SerializeToString()
-        self._gathered += frames.SIZES.pack(4 + len(body) + size, len(body)), body, data
+        self._gathered += frames.pieces(self._command, data)
         self._gathered_bytes += size
         self._under_way[producer.number].append((Receipt(producer, 0, 0, sequence_id, messages, payload_bytes), size))
         self._count += 1

@@ -8,7 +8,7 @@ from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.entries import About, Batch, Making, Outgoing
 from geminga.supervisor.web.delivered import Delivered
-from geminga.supervisor.web.inner import Inner, T, Taker
+from geminga.supervisor.web.inner import Inner, Taker
 from geminga.supervisor.web.subscribing import Topic
 from geminga.supervisor.web.visits import Visit
 
@@ -73,8 +73,7 @@ class DeadLetters:
                                                   tuple(properties.items()), message.event_time_ms)))
         data = batch.entry().data
         send = api.CommandSend(producer_id=self._number, sequence_id=sequence_id, num_messages=1)
-        body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
-        return [frames.SIZES.pack(4 + len(body) + len(data), len(body)), body, data]
+        return frames.pieces(frames.command_of(send), data)
 
     def received(self, sequence_id: int) -> tuple[Topic, Delivered] | None:
         """Return the message whose dead letter is stored, which is to be acknowledged."""

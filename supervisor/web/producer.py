@@ -46,12 +46,11 @@ class Waiting:
 
     def frame(self, lane: "Lane") -> list[bytes]:
         """Return the frame of a CommandSend with the entry, as buffers that are written one after the other."""
-        count, size = len(self.answers), len(self.data)
+        count = len(self.answers)
         send = api.CommandSend(producer_id=lane.number, sequence_id=self.sequence_id, num_messages=count)
         if count > 1:
             send.highest_sequence_id = self.sequence_id + count - 1
-        body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
-        return [frames.SIZES.pack(4 + len(body) + size, len(body)), body, self.data]
+        return frames.pieces(frames.command_of(send), self.data)
 
 
 class Lane:
