@@ -175,6 +175,14 @@ class ParquetTable:
             for number in self._numbers()[:-1]:
                 self.place.delete(self._path(number))
 
+    def widens(self, types: pa.Schema) -> bool:
+        """Say that files have to be rewritten: readers take a column's type from one of them."""
+        return False
+
+    def recast(self, token: str, added: list[DataFile], removed: list[DataFile], known: pa.Schema) -> None:
+        """Commit staged files with wider columns in place of others.  Raises CannotExport, OSError."""
+        self.commit(token, {}, added, removed, known)
+
     def _publish(self, commit: Commit) -> None:
         """Move a commit's files to where readers look, and delete those that it replaces.  Raises OSError."""
         staged = f"{self._inner}/staged/{commit.token}"

@@ -60,10 +60,14 @@ class Table(Protocol):
         """Position of each partition, by id, up to which all messages are in the table."""
 
     def schema(self) -> tuple[pa.Schema | None, bool]:
-        """Return (all columns of the files, whether each has one type in all of them); None: they need not have.
+        """Return (all columns of the files, whether each has one type in all of them); None: there are none, or nobody
+        knows.
 
-        Raises OSError.
+        Raises CannotExport, OSError.
         """
+
+    def widens(self, types: pa.Schema) -> bool:
+        """Whether columns become these types although files have them in others.  Raises CannotExport, OSError."""
 
     def recover(self) -> None:
         """Finish or undo what a killed run left.  For a run that is about to write.  Raises CannotExport, OSError."""
@@ -74,6 +78,12 @@ class Table(Protocol):
     def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
                schema: pa.Schema) -> None:
         """Commit staged files, and the positions with them.  Raises CannotExport, OSError."""
+
+    def recast(self, token: str, added: list[DataFile], removed: list[DataFile], known: pa.Schema) -> None:
+        """Have staged files with wider columns replace others, now, or with the next commit, which has the wider types.
+
+        known: the columns as before.  Raises CannotExport, OSError.
+        """
 
     def files(self) -> list[DataFile]:
         """Return all files.  Raises CannotExport, OSError."""
@@ -274,8 +284,8 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
 def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) -> None:
     """Choose the types of a table's next files, and rewrite its files where a column had another type until now.
 
-    The files are rewritten before there are others, some in each commit.  A run that ends between two commits leaves
-    the rest to the next one: only the last of these commits has the new types as those of all files.
+    The files are rewritten before there are others.  A run that ends on the way leaves the rest to the next one: only
+    the last commit has the new types as those of all files.
     """
     table = planned.table
     assert table is not None
@@ -286,6 +296,8 @@ def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) 
                                                 if one.name in known.names)):
             return
         types = columns.all_of([planned.schema, known])
+        if table.widens(types):
+            return
         for group in _by_bytes(one for one in table.files() if not one.is_rejected):
             if time.monotonic() >= ends:
                 raise OutOfTime
@@ -326,7 +338,7 @@ def _recast(planned: Planned, table: Table, group: list[DataFile], types: pa.Sch
             for (one, _), target in zip(old, targets, strict=True)]
     if made:
         table.stage(token, list(zip(targets, made, strict=True)))
-        table.commit(token, {}, made, [one for one, _ in old], known)
+        table.recast(token, made, [one for one, _ in old], known)
 
 
 def _differs(path: Path, types: pa.Schema) -> bool:

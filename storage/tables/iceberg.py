@@ -12,10 +12,15 @@ The table of rejected messages, <name>_rejected, is another table, and Iceberg c
 first commit names the uploaded files of the second.  Whoever opens the table commits those again unless the second
 table has the same token.  Files that were uploaded and never committed are left to Iceberg's removal of orphan files.
 
+A column whose type Iceberg cannot widen, as from int to double, becomes another column of the same name and place.  All
+files with it are rewritten and uploaded before.  One transaction then replaces the column and the files, so readers see
+the old table or the new one.  They find columns by names, because Arrow's files have no ids of Iceberg's.
+
 The catalog is that of spark.sql.catalog.geminga.* in Spark's settings, as Iceberg's documentation has them. Without
 these, it is a catalog of files (`hadoop`) whose warehouse is the tables' URL.
 """
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -85,6 +90,9 @@ class IcebergTable:
         self._staged: dict[str, Path] = {}       # path of a DataFile -> where it is on this host
         self._uploaded: dict[str, str] = {}      # path of a DataFile -> its location
         self._known: dict[str, Any] = {}         # path of a DataFile -> Iceberg's own
+        self._has_deleted_rows = False           # whether `files` left some out
+        # Rewritten files that are uploaded, and those in whose place the next commit puts them.
+        self._recast: tuple[list[DataFile], list[DataFile]] = [], []
         with java_errors(str(self._name)):
             self._table = self._load(self._name)
             properties = self._properties(self._table)
@@ -117,10 +125,25 @@ class IcebergTable:
             raise CannotExport(f"the property {_POSITIONS} of {self._name} has no positions: {error}") from None
         return positions
 
-    def schema(self) -> tuple[None, bool]:
-        """Say that columns widen without their files: Iceberg's readers do it, for the types that it lets become wider.
-        """
-        return None, True
+    def schema(self) -> tuple[pa.Schema | None, bool]:
+        """Return the table's columns, without those of types that no topic's column has.  Raises CannotExport."""
+        if self._table is None:
+            return None, True
+        with java_errors(str(self._name)):
+            text = str(self._catalog.iceberg.SchemaParser.toJson(self._table.schema()))
+        return pa.schema([(one["name"], kind) for one in json.loads(text)["fields"]
+                          if (kind := _arrow(one["type"])) is not None]), True
+
+    def widens(self, types: pa.Schema) -> bool:
+        """Whether Iceberg's readers do it, for the types that its format lets become wider."""
+        return not self._replaced(types)
+
+    def _replaced(self, types: pa.Schema) -> list[str]:
+        """Return the names of the columns that have to be replaced to become of these types."""
+        known, _ = self.schema()
+        return [] if known is None else [
+            one.name for one in known
+            if one.name in types.names and not _is_widened(one.type, types.field(one.name).type)]
 
     def recover(self) -> None:
         """Finish what a killed run has begun.  Raises CannotExport, OSError."""
@@ -133,34 +156,69 @@ class IcebergTable:
         """Note where written files are.  `commit` uploads them: a new table has its location only then."""
         self._staged = {one.path: source for source, one in files}
 
+    def recast(self, token: str, added: list[DataFile], removed: list[DataFile], known: pa.Schema) -> None:
+        """Upload staged files with wider columns.  The next commit puts them in place of others.  Raises OSError."""
+        if self._has_deleted_rows:
+            raise CannotExport(f"rows of {self._name} were deleted by another program: rewrite its data files")
+        with java_errors(str(self._name)):
+            for one in added:
+                self._upload(one, self._table)
+        self._recast[0].extend(added)
+        self._recast[1].extend(removed)
+
     def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
                schema: pa.Schema) -> None:
         """Upload staged files, and commit them with the positions.  Raises CannotExport, OSError.
 
         positions: of the partitions that have come further.  removed: files that the added ones replace.
         """
+        is_merge, replaced, recast, self._recast = not positions, self._replaced(schema), self._recast, ([], [])
+        if replaced and not is_merge:
+            raise CannotExport(f"columns of {self._name} have got other types meanwhile: {', '.join(replaced)}")
         with java_errors(str(self._name)):
-            self._table = self._at_schema(self._table, self._name, schema)
+            self._table = self._at_schema(self._table, self._name, pa.schema(
+                [one for one in schema if one.name not in replaced]))
             rejected = [one for one in added if one.is_rejected]
             if rejected:
                 self._beside = self._at_schema(self._beside, self._beside_name, REJECTED)
             for one in added:
                 self._upload(one, self._beside if one.is_rejected else self._table)
-            fresh = [self._java_file(self._table, self._uploaded[one.path], one.day)
-                     for one in added if not one.is_rejected]
             stored = {str(one): f"{at[0]}:{at[1]}" for one, at in {**self.positions, **positions}.items()}
             transaction = self._table.newTransaction()
-            self._change(transaction, fresh, [self._known[one.path] for one in removed if one.path in self._known],
-                         is_merge=not positions)
+            self._replace_columns(transaction, schema, replaced)
+            table = transaction.table()
+            fresh = [self._java_file(table, self._uploaded[one.path], one.day)
+                     for one in (*added, *recast[0]) if not one.is_rejected]
+            gone = [self._known[one.path] for one in (*removed, *recast[1]) if one.path in self._known]
+            self._change(transaction, fresh, gone, is_merge=is_merge)
             update = transaction.updateProperties()
             pending = json.dumps([[self._uploaded[one.path], one.rows] for one in rejected])
             for name, value in {_BROKER: self._broker, _POSITIONS: json.dumps(stored), _TOKEN: token,
-                                _REJECTED: pending, _MAPPING: self._mapping(self._table, as_text=True)}.items():
+                                _REJECTED: pending, _MAPPING: self._mapping(table, as_text=True)}.items():
                 update.set(name, value)
             update.commit()
             transaction.commitTransaction()
             self._table.refresh()
             self._commit_rejected(self._properties(self._table))
+
+    def _replace_columns(self, transaction: Any, schema: pa.Schema, names: list[str]) -> None:
+        """Replace columns by others of the same name, at the same place and with the schema's types."""
+        if not names:
+            return
+        update, types, before = transaction.updateSchema(), self._java_schema(schema), None
+        for one in [str(field.name()) for field in self._table.schema().columns()]:
+            if one in names:
+                update.deleteColumn(one)
+                update.addColumn(one, types.findType(one))
+                if before is not None:
+                    update.moveAfter(one, before)
+            before = one
+        update.commit()
+
+    def _java_schema(self, schema: pa.Schema) -> Any:
+        """Return a schema as Iceberg has it."""
+        fields = _struct(((one.name, one.type) for one in schema), count(1).__next__)
+        return self._catalog.iceberg.SchemaParser.fromJson(json.dumps(fields | {"schema-id": 0}))
 
     def _change(self, transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
         """Add data files to a transaction, or have them replace others."""
@@ -235,9 +293,7 @@ class IcebergTable:
 
         Raises CannotExport if a column would have to become another type.
         """
-        iceberg = self._catalog.iceberg
-        fields = _struct(((one.name, one.type) for one in schema), count(1).__next__)
-        wanted = iceberg.SchemaParser.fromJson(json.dumps(fields | {"schema-id": 0}))
+        iceberg, wanted = self._catalog.iceberg, self._java_schema(schema)
         if table is None:
             self._make_namespace(name.namespace())
             spec = iceberg.PartitionSpec.builderFor(wanted)
@@ -269,11 +325,12 @@ class IcebergTable:
         """Return the files of the table that have no rows deleted.  Raises CannotExport, OSError."""
         if self._table is None:
             return []
-        self._known = {}
+        self._known, self._has_deleted_rows = {}, False
         found = []
         with java_errors(str(self._name)):
             for task in _each(self._table.newScan().planFiles()):
                 if not task.deletes().isEmpty():
+                    self._has_deleted_rows = True
                     continue
                 one = task.file()
                 path = str(one.location())
@@ -348,3 +405,41 @@ def _type(kind: pa.DataType, new_id: Callable[[], int]) -> Any:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     return _TYPES[kind]
+
+
+_DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
+_ARROW = {name: kind for kind, name in _TYPES.items()}
+
+
+def _arrow(kind: Any) -> pa.DataType | None:
+    """Return a type of Iceberg's JSON as `_type` has made it, None for one that it does not make."""
+    if isinstance(kind, str):
+        if decimal := _DECIMAL.fullmatch(kind):
+            return pa.decimal128(*map(int, decimal.groups()))
+        return _ARROW.get(kind)
+    match kind["type"]:
+        case "struct":
+            parts = {one["name"]: _arrow(one["type"]) for one in kind["fields"]}
+            return None if None in parts.values() else pa.struct(list(parts.items()))
+        case "list":
+            item = _arrow(kind["element"])
+            return None if item is None else pa.list_(item)
+        case "map":
+            key, item = _arrow(kind["key"]), _arrow(kind["value"])
+            return None if key is None or item is None else pa.map_(key, item)
+    return None
+
+
+def _is_widened(kind: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether Iceberg lets a column of one type become another one, or whether both are the same."""
+    if kind == wide or (kind, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64())):
+        return True
+    if pa.types.is_decimal(kind) and pa.types.is_decimal(wide):
+        return bool(kind.scale == wide.scale and kind.precision <= wide.precision)
+    if pa.types.is_struct(kind) and pa.types.is_struct(wide):
+        return all(_is_widened(one.type, wide.field(one.name).type) for one in kind)
+    if pa.types.is_list(kind) and pa.types.is_list(wide):
+        return _is_widened(kind.value_type, wide.value_type)
+    if pa.types.is_map(kind) and pa.types.is_map(wide):
+        return bool(kind.key_type == wide.key_type) and _is_widened(kind.item_type, wide.item_type)
+    return False

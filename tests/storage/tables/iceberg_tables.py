@@ -2,7 +2,8 @@
 
     python -m tests.storage.tables.iceberg_tables FOLDER
 
-Prints the promises that are broken, a line for each; "no package" where Maven's repository cannot be reached.
+Prints the promises that are broken, a line for each; "no package" where Maven's repository cannot be reached; "not
+asked: READER" of a reader that cannot be asked here.
 """
 import json
 import math
@@ -10,7 +11,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import duckdb
+from py4j.protocol import Py4JJavaError
 from pyiceberg.table import StaticTable
+from pyspark.sql import SparkSession
 
 from geminga.storage.jobs.compacting.engines import LocalEngine, NoSpark, Spark
 from geminga.storage.tables import exports, iceberg
@@ -18,25 +22,55 @@ from geminga.storage.tables.commits import COMPACTED
 
 from ..jobs.topics import Message
 from .lake import ORDER, Lake, S
+from .test_readers import STEPS, column_of, evolved
 from .test_values import avro
 
 PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 WIDER = ORDER | {"fields": [*ORDER["fields"], {"name": "tags", "type": {"type": "array", "items": "string"},
-                                               "default": []}]}
-_STEPS = "_at_schema", "_upload", "_java_file", "_change", "_commit_rejected"
+                                               "default": []}, {"name": "note", "type": "int", "default": 0}]}
+WIDEST = WIDER | {"fields": [*WIDER["fields"][:-1], {"name": "note", "type": "string", "default": ""}]}
+_STEPS = "_at_schema", "_upload", "_java_file", "_change", "_commit_rejected", "recast", "_replace_columns"
 
 
 class Killed(BaseException):
     """The end of a process, which no handler sees."""
 
 
-def rows_of(place: Path, where: str = "true") -> list[dict]:
-    """Return rows of the table in a folder, as Iceberg's own library for Python reads them."""
+def rows_by_duckdb(place: Path) -> list[dict] | None:
+    """Return the rows as DuckDB reads them, None without its extension for Iceberg."""
+    with duckdb.connect() as connection:
+        try:
+            connection.sql("LOAD iceberg")
+        except duckdb.Error:
+            return None
+        connection.sql("SET unsafe_enable_version_guessing = true")
+        return connection.sql(f"SELECT * FROM iceberg_scan('{place}')").to_arrow_table().to_pylist()
+
+
+def newest_of(place: Path) -> StaticTable | None:
+    """Return the table in a folder as Iceberg's own library for Python opens it, None without one."""
     found = list((place / "metadata").glob("v*.metadata.json"))
     if not found:
-        return []
-    newest = max(found, key=lambda path: int(path.name.split(".")[0][1:]))
-    return StaticTable.from_metadata(str(newest)).scan(where).to_arrow().to_pylist()
+        return None
+    return StaticTable.from_metadata(str(max(found, key=lambda path: int(path.name.split(".")[0][1:]))))
+
+
+def rows_of(place: Path, where: str = "true") -> list[dict]:
+    """Return rows of the table in a folder, as Iceberg's own library for Python reads them."""
+    table = newest_of(place)
+    return [] if table is None else table.scan(where).to_arrow().to_pylist()
+
+
+def rows_by_spark(session, place: Path) -> list[dict] | None:
+    """Return the rows as Spark reads them, None if Iceberg's package is for an older Spark: it can write, and not read.
+    """
+    try:
+        rows = session.read.format("iceberg").load(str(place))
+    except Py4JJavaError as error:
+        if "IncompatibleClassChangeError" not in str(error):
+            raise
+        return None
+    return [row.asDict(recursive=True) for row in rows.collect()]
 
 
 class Mortal(iceberg.IcebergTable):
@@ -79,16 +113,20 @@ def main(folder: Path) -> None:
             print(f"{what}: {found} instead of {expected}")
 
     # Each step of exports that append, evolve, reject and merge is once the last one of a process.
-    topics, kills, published, bad = lake.topic(partitions=2), 0, [], []
+    topics, kills, published, bad, notes = lake.topic(partitions=2), 0, [], [], []
     place = folder / "warehouse/public/default/orders"
     versions = [lake.schema(ORDER)]
     exports._MERGE_MIN = 4
     for step in range(1, 40):
         if step == 12:
             versions.append(lake.schema(WIDER))
-        at = topics[step % 2]
-        at.publish(Message("k", json.dumps({"id": step, "tags": ["a"]}).encode()), schema_version=versions[-1])
+        if step == 24:
+            versions.append(lake.schema(WIDEST))
+        at, note = topics[step % 2], step if step < 24 else f"note {step}"
+        row = {"id": step, "tags": ["a"]} | ({"note": note} if step >= 12 else {})
+        at.publish(Message("k", json.dumps(row).encode()), schema_version=versions[-1])
         published.append(step)
+        notes.append(None if step < 12 else str(note))
         if step % 3 == 0:
             at.publish(Message("k", b"bad %d" % step), schema_version=versions[-1])
             bad.append(b"bad %d" % step)
@@ -102,6 +140,7 @@ def main(folder: Path) -> None:
     check("outcome", report["error"], "")
     check("rows", sorted(row["id"] for row in rows_of(place)), published)
     check("columns", "tags" in rows_of(place)[0], True)
+    check("notes", [row["note"] for row in sorted(rows_of(place), key=lambda row: row["id"])], notes)
     check("rejected", sorted(row["_payload"] for row in rows_of(place.with_name("orders_rejected"))), sorted(bad))
     check("kills", kills > 12, True)
     [planned] = lake.plan()
@@ -138,6 +177,27 @@ def main(folder: Path) -> None:
                        ("value != 0", [1, (1 << 40) + 1])):
         check(f"rows with {where}", sorted(row["id"] for row in rows_of(place, where)), ids)
 
+    # Each step of a schema is one column for every reader, at its place and in one snapshot.
+    lake = Lake(folder / "4")
+    lake.open_table = partial(iceberg.IcebergTable, catalog, broker="us")
+    evolved(lake, STEPS)
+    session, missing = SparkSession(engine.context), set()
+    for name, (_, _, expected) in STEPS.items():
+        place = folder / "warehouse/public/default" / name
+        check(f"{name} by pyiceberg", column_of(rows_of(place)), expected)
+        if (rows := rows_by_spark(session, place)) is None:
+            missing.add("Spark")
+        else:
+            check(f"{name} by Spark", column_of(rows), expected)
+        if (rows := rows_by_duckdb(place)) is None:
+            missing.add("DuckDB")
+        else:
+            check(f"{name} by DuckDB", column_of(rows), expected)
+        check(f"{name}, columns", [one.name for one in newest_of(place).schema().columns][-1], "x")
+
+    for one in sorted(missing):
+        print(f"not asked: {one}")
+
     # Tables that others have made or write are left alone.
     lake = Lake(folder / "2")
     lake.open_table = partial(iceberg.IcebergTable, catalog, broker="them")
@@ -146,6 +206,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for number in ("2", "3"):
+    for number in ("2", "3", "4"):
         (Path(sys.argv[1]) / number).mkdir(parents=True)
     main(Path(sys.argv[1]))
