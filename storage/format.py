@@ -417,6 +417,16 @@ def index_path(folder: Path, ledger_id: int) -> Path:
     return folder / f"{ledger_id}.index"
 
 
+def index_size(rows: int) -> int:
+    """Return the bytes of a ledger's index that has so many rows; the row with that number begins there."""
+    return HEADER_SIZE + rows * INDEX_ROW.itemsize
+
+
+def rows_in(size: int) -> int:
+    """Return the number of whole rows in a ledger's index of so many bytes; 0 for one without a whole header."""
+    return max(0, size - HEADER_SIZE) // INDEX_ROW.itemsize
+
+
 def state_path(folder: Path) -> Path:
     return folder / "state"
 

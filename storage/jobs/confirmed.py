@@ -290,8 +290,7 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
     path = format.index_path(folder, ledger_id)
     head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
     data = map_file(path, writable=False)
-    rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
-                         min(len(data), format.HEADER_SIZE))
+    rows = np.frombuffer(data, format.INDEX_ROW, format.rows_in(len(data)), min(len(data), format.HEADER_SIZE))
     if head is None:      # damaged: the broker will rebuild it from the last valid row, too
         whole = np.flatnonzero(format.is_valid(rows, ledger_id))
         return rows[:int(whole[-1]) + 1 if len(whole) else 0]

@@ -129,8 +129,8 @@ class Ledger:
 
     def _map(self, *, private: bool) -> Rows:
         mapped = map_file(self.index_path, writable=False, private=private)
-        whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
-        self._index, self._columns = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE), {}
+        count = format.rows_in(len(mapped))
+        self._index, self._columns = np.frombuffer(mapped, format.INDEX_ROW, count, format.HEADER_SIZE), {}
         return self._index
 
     def _fill_holes(self) -> None:
@@ -253,7 +253,7 @@ class Ledger:
         except OSError as error:
             raise StorageFull(text_of(error)) from error
         data, index = self._allocated
-        return self.size + size <= data and self.index_size + count * format.INDEX_ROW.itemsize <= index
+        return self.size + size <= data and format.index_size(self.entries + count) <= index
 
     def reserve(self, count: int, size: int, ahead: int = 1 << 62, most: int = 1 << 62) -> None:
         """Allocate room for `count` more entries of `size` bytes in total, and in each file at most `ahead` bytes more.
@@ -268,7 +268,7 @@ class Ledger:
         if self.size + size > data:
             data = max(min(2 * data, data + ahead, most), _round_up(self.size + size))
             allocate(self.ledger_path, data, self._allocated[0])
-        if (needed := self.index_size + count * format.INDEX_ROW.itemsize) > index:
+        if (needed := format.index_size(self.entries + count)) > index:
             index = max(min(2 * index, index + ahead), _round_up(needed))
             allocate(self.index_path, index, self._allocated[1])
         self._allocated = data, index
@@ -276,7 +276,7 @@ class Ledger:
     @property
     def index_size(self) -> int:
         """Bytes of the index, without those allocated ahead."""
-        return format.HEADER_SIZE + self.entries * format.INDEX_ROW.itemsize
+        return format.index_size(self.entries)
 
     def write(self, pieces: Sequence[bytes | memoryview], offset: int) -> None:
         """Write the pieces contiguously at an offset of the ledger's data file, where room was reserved.
@@ -298,7 +298,7 @@ class Ledger:
         """
         raw, width = memoryview(rows).cast("B"), format.INDEX_ROW.itemsize
         assert size > self.size and not len(raw) % width, (self, size, len(raw))
-        write_all(self._open()[1], raw, format.HEADER_SIZE + self.entries * width)
+        write_all(self._open()[1], raw, self.index_size)
         self.entries += len(raw) // width
         self.size = size
 
@@ -380,8 +380,7 @@ class Ledger:
         if not len(wrong):
             return
         for entry_id in wrong.tolist():
-            offset = format.HEADER_SIZE + entry_id * format.INDEX_ROW.itemsize
-            ledger_headers.write_into_index(self.index_path, offset, rows[entry_id].tobytes())
+            ledger_headers.write_into_index(self.index_path, format.index_size(entry_id), rows[entry_id].tobytes())
         some = f"{len(wrong)} entries from {wrong[0]} on"
         self.damage.append(f"{self.index_path}: damaged rows were made anew, of {some}")
         if lost:

@@ -83,7 +83,7 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     version, is_whole = int(head["version"][0]), format.is_whole(head)
     if version > format.VERSION and head["magic"][0] == format.INDEX_MAGIC and is_whole:
         raise CorruptFile(path, 8, f"format version {format.VERSION} or older", version)
-    ledger.entries = (length - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+    ledger.entries = format.rows_in(length)
     if not ledger_headers.is_header_of(head, ledger_id, partition_id) or (version != 1 and not is_whole):
         take_bounds(ledger, read_rows(path))
         ledger.damage.append(f"{path}: its header is damaged and was made anew, with {ledger.entries} entries")
@@ -114,8 +114,7 @@ def check_lengths(ledger: Ledger) -> None:
 def read_rows(index_path: Path) -> Rows:
     """Read all INDEX_ROWs (n,) for which an index file has room, unchecked.  Raises OSError."""
     raw = index_path.read_bytes()
-    count = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
-    return np.frombuffer(raw, format.INDEX_ROW, count, min(len(raw), format.HEADER_SIZE))
+    return np.frombuffer(raw, format.INDEX_ROW, format.rows_in(len(raw)), min(len(raw), format.HEADER_SIZE))
 
 
 def give_back_rows(ledger: Ledger, holes: list[tuple[int, int]]) -> None:

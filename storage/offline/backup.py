@@ -469,7 +469,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
     """Return the items of a ledger's first `entries` entries: index, and data file up to `size` bytes."""
-    return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
+    return [Item(str(found.index_path), format.index_size(entries), header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
 
 

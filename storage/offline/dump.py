@@ -191,8 +191,7 @@ def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payloa
 def _rows(path: Path) -> Rows:
     """Return all allocated rows (n,) INDEX_ROW of an index file."""
     raw = path.read_bytes()
-    whole = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
-    return np.frombuffer(raw, format.INDEX_ROW, whole, min(len(raw), format.HEADER_SIZE))
+    return np.frombuffer(raw, format.INDEX_ROW, format.rows_in(len(raw)), min(len(raw), format.HEADER_SIZE))
 
 
 def _partition_of(folder: Path) -> int:

@@ -114,7 +114,7 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
     if task.opened is not None and not ledger_headers.exists(task.folder, task.ledger_id):
         stored = np.empty(0, format.INDEX_ROW)
     else:
-        whole_rows = (found.index_path.stat().st_size - format.HEADER_SIZE) // _WIDTH
+        whole_rows = format.rows_in(found.index_path.stat().st_size)
         head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id,
                                                 is_served=task.is_served)
         _check_ledger_header(report)
@@ -166,7 +166,7 @@ def _check_ledger_header(report: LedgerCheck) -> None:
 
 def _read_rows(found: Ledger) -> Rows:
     raw = found.index_path.read_bytes()
-    count = max(0, len(raw) - format.HEADER_SIZE) // _WIDTH
+    count = format.rows_in(len(raw))
     return np.frombuffer(raw, format.INDEX_ROW, count, min(len(raw), format.HEADER_SIZE))
 
 
@@ -179,7 +179,7 @@ def _mend(report: LedgerCheck) -> None:
     for first, end in runs(wrong):
         gone = int(((lost >= first) & (lost < end)).sum())
         report.findings.append(Finding(
-            found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
+            found.index_path, format.index_size(first), (end - first) * _WIDTH,
             f"the index data of {entries(found, first, end)} is damaged",
             f"{gone} entries are lost with it" if gone else "it is rebuilt from neighbouring rows and entries",
             Severity.LOSS if gone else Severity.HARMLESS, gone))
@@ -236,7 +236,7 @@ def _blocks(report: LedgerCheck) -> Iterator[tuple[int, Rows]]:
     for first in range(0, count, _BLOCK):
         size = (min(first + _BLOCK, count) - first) * _WIDTH
         report.bytes += size
-        yield first, reader.read(format.HEADER_SIZE + first * _WIDTH, size)[:size].view(format.INDEX_ROW)
+        yield first, reader.read(format.index_size(first), size)[:size].view(format.INDEX_ROW)
 
 
 class _Reader:
@@ -305,7 +305,7 @@ class _Order:
     def _tell(self, which: NDArray[np.int64], what: str, severity: Severity) -> None:
         found = self._report.ledger
         for first, end in runs(which):
-            self._findings.append(Finding(found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
+            self._findings.append(Finding(found.index_path, format.index_size(first), (end - first) * _WIDTH,
                                           f"{entries(found, first, end)} {what}", "its row was written with this error",
                                           severity))
 

@@ -304,7 +304,7 @@ def _check_beginning(target: Ledger, entries: _Entries) -> None:
 
     Raises CorruptFile.
     """
-    rows_end = format.HEADER_SIZE + int(entries.ids[0]) * format.INDEX_ROW.itemsize
+    rows_end = format.index_size(int(entries.ids[0]))
     for path, needed in ((target.index_path, rows_end), (target.ledger_path, int(entries.rows["offset"][0]))):
         if (size := path.stat().st_size) < needed:
             raise CorruptFile(path, size, f"{needed} bytes before what the journal has for it", "the end of the file")

@@ -79,7 +79,7 @@ BUGS = [
         ("            self._allocated = (self.size, self.index_size) if self.was_sealed else (data, index)\n",
          "            self._allocated = (data, index)\n", "",
          "storage/test_space.py"),
-        ("        return self.size + size <= data and self.index_size + count * format.INDEX_ROW.itemsize <= index\n",
+        ("        return self.size + size <= data and format.index_size(self.entries + count) <= index\n",
          "        return self.size + size <= data\n",
          "", "storage/test_ledger.py storage/test_owner_ledgers.py"),
         ("        return self.first_message + self.messages_in(0, self.entries)\n",

@@ -80,6 +80,14 @@ def test_a_ledger_that_is_cut_short_is_refused_by_name(made):
         check_lengths(open_ledger(made.folder, PARTITION, 1))
 
 
+def test_an_index_has_as_many_rows_as_its_size_says():
+    """Rows that begin count only when they are whole, and half a header is no row."""
+    width = format.INDEX_ROW.itemsize
+    for rows, more in ((0, 0), (0, width - 1), (1, 0), (7, 1), (7, width - 1)):
+        assert format.rows_in(format.index_size(rows) + more) == rows
+    assert format.rows_in(0) == format.rows_in(format.HEADER_SIZE - 1) == 0
+
+
 def test_junk_behind_the_last_row_is_no_entry(made):
     overwrite(made.index_path, row_at(ENTRIES), random.Random(1).randbytes(5 * ROW))
     assert reopened(made).entries == ENTRIES
