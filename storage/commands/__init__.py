@@ -4,6 +4,7 @@
     requests.py             shared by all commands: the table of functions, answers, commands that wait
     topics.py               topics opened or created by name
     producers.py            PRODUCER, CLOSE_PRODUCER
+    holder_probes.py        probes of producers that keep others waiting for exclusive access
     subscriptions.py        subscriptions created, reset and deleted
     consumers.py            SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, REDELIVER, CONSUMER_STATS
     transactional_acks.py   ACK in a transaction

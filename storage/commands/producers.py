@@ -65,6 +65,7 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
     if producer.is_ready:
         _answer_ready(owner, producer, request.request_id)
     else:
+        owner.contended[topic] = None
         data = responses.producer_success(request.request_id, producer.name, is_ready=False)
         owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 

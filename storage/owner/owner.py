@@ -12,6 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.commands.holder_probes import HolderProbes
 from geminga.storage.enforcement.backlog_quota import BacklogQuotas
 from geminga.storage.enforcement.closed_partition_scan import ClosedPartitionScan
 from geminga.storage.enforcement.delay_policy import DelayPolicy
@@ -98,6 +99,7 @@ class Owner(Decisions):
         self.consumers: dict[int, Consumer] = {}                  # by handle
         self.non_persistent: dict[TopicName, NonPersistentTopic] = {}
         self.non_persistent_producers: dict[int, Producer] = {}   # producers of non-persistent topics, by handle
+        self.contended: dict[Topic, None] = {}                    # with producers that wait for exclusive access
         self.parked: dict[tuple[int, int], ParkedCommands] = {}   # by the connection that was probed
         self.expected_readers: dict[Subscription, int] = {}       # readers' subscriptions -> time of their seek, in ms
         self.unreadable: set[tuple[Partition, Position]] = set()  # entries reported as damaged by clients this minute
@@ -131,7 +133,7 @@ class Owner(Decisions):
         self.replication, self.replicated = ReplicationCursors(self), ReplicatedSubscriptions(self)
         self.statistics = Statistics(self, self._configured.stats_window_s)
         self.gate = PublishGate(self, self.space, self.memory, self.quotas, self.replication)
-        self.delays = DelayPolicy(self)
+        self.delays, self.holder_probes = DelayPolicy(self), HolderProbes(self)
 
     def _make_transactions(self, recovery: "Recovery | None", index: int, owners: int, *, has_moved: bool) -> None:
         """Make the coordinator, the participant of this owner's partitions, and what connects both to other owners."""
@@ -162,10 +164,10 @@ class Owner(Decisions):
         self.watchers += [
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
-            self.participant, self.coordinator, self.held_acks,
+            self.participant, self.coordinator, self.held_acks, self.holder_probes,
             self._publishing, self._dispatching, self.partitions, self._trimming, self.replication,
             self.replicated]
-        self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
+        self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing, self.holder_probes]
 
     def __repr__(self) -> str:
         return f"<Owner partitions={len(self.by_name)} sessions={len(self.sessions)} " \

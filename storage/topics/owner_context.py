@@ -111,6 +111,7 @@ class OwnerContext(Protocol):
     replicators: dict[int, Producer]                  # producers of other clusters' replicators, by handle
     addressed: dict[int, Producer]                    # producers for one subscription each, by handle
     consumers: dict[int, Consumer]                    # by handle
+    contended: dict[Topic, None]                      # with producers that wait for exclusive access
     parked: dict[tuple[int, int], ParkedCommands]     # by the connection that is in their way, and is being probed
     expected_readers: dict[Subscription, int]         # readers that sought and must reconnect -> since when, in ms
     unreadable: set[tuple[Partition, Position]]       # entries that clients could not read, of the last minute

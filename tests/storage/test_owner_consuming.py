@@ -516,6 +516,21 @@ def test_one_that_waits_for_exclusive_access_has_its_turn_when_a_silent_holder_i
     assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [True]
 
 
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+def test_the_holders_are_probed_as_long_as_one_waits_for_exclusive_access(rig, domain):
+    """A holder may fall silent long after the other one has come.  Several topics of a connection are one probe."""
+    topics = [f"{domain}://public/default/{name}" for name in "ab"]
+    for number, topic in enumerate(topics, 7):
+        rig.producer(topic, producer_access_mode=api.Exclusive)
+        rig.run(rig.command("producer", connection=2, topic=topic, producer_id=number, request_id=number,
+                            producer_access_mode=api.WaitForExclusive))
+    assert [probes(rig.run(after_ms=1_000)) for _ in range(3)] == [[1]] * 3
+    assert probes(rig.run(after_ms=1)) == []
+    answers = rig.run(rig.happened(envelope.CONNECTION_GONE))
+    assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [True] * 2
+    assert probes(rig.run(after_ms=1_000)) == [] and not rig.owner.contended
+
+
 def test_an_active_failover_consumer_is_probed_when_another_comes(rig):
     """The newcomer is let in at once.  It gets everything as soon as the connection of a silent one has ended."""
     kind = {"subType": api.CommandSubscribe.Failover}

@@ -1150,6 +1150,41 @@ def test_silence_after_a_probe_ends_the_connection(worker, client, monkeypatch):
     assert worker.owners[0].commands()[-1] == (envelope.CONNECTION_GONE, b"")
 
 
+def test_keep_alive_and_a_probe_do_not_take_each_others_signs_of_life(worker, client, monkeypatch):
+    """Each has its own time for an answer.  The sign of life may come before the one, and after the other."""
+    monkeypatch.setattr(worker_module, "_PROBE_SECONDS", 0.01)
+    open_on(worker, client, CONSUMER)
+    client.say(command(T.PONG))
+    worker.owners[0].replies(client, action=envelope.PROBE)
+    client.client.keep_alive()
+    client.say(command(T.PONG))
+    client.client.keep_alive()
+    worker.turn(0.05)
+    assert not client.transport.is_closed
+
+
+def test_each_probe_has_its_own_time(worker, client):
+    open_on(worker, client, CONSUMER)
+    worker.owners[0].replies(client, action=envelope.PROBE)
+    first = client.client.probed_at
+    client.say(command(T.PONG))
+    while client.client.probed_at == first:
+        worker.turn(0.001)
+        worker.owners[1].replies(client, action=envelope.PROBE)
+    worker.worker._end_if_silent(client.client, first)
+    assert not client.transport.is_closed
+    worker.worker._end_if_silent(client.client, client.client.probed_at)
+    assert client.transport.was_aborted
+
+
+def test_who_takes_what_it_is_sent_has_answered_a_probe(worker, client):
+    open_on(worker, client, CONSUMER)
+    worker.owners[0].replies(client, action=envelope.PROBE)
+    client.client.stream.pause_writing()
+    client.client.stream.resume_writing()
+    assert worker.owners[0].commands() == [(envelope.CONNECTION_ALIVE, b"")]
+
+
 def test_who_is_probed_is_read_from_though_it_is_held(worker, client):
     worker.owners[0].replies(client, action=envelope.PAUSE_READING)
     worker.owners[1].replies(client, action=envelope.PROBE)

@@ -98,6 +98,7 @@ class Client:
         # Topic lists it has asked for: (namespace, pattern's text) -> (pattern, newest partition when it asked first)
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.probed_by: list[OwnerLink] = []       # links of owners that ask whether the client is alive
+        self.probed_at = 0.0                       # when the first of them asked, by the loop's clock
         self.introduced: set[OwnerLink] = set()    # links of owners to tell when the connection ends
 
     def __repr__(self) -> str:

@@ -63,9 +63,10 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
     elif action == envelope.RESUME_READING:
         client.stream.unthrottle(link)
     elif action == envelope.PROBE:
+        if not client.probed_by:
+            client.worker.end_if_silent_soon(client)
         if link not in client.probed_by:
             client.probed_by.append(link)
-        client.worker.end_if_silent_soon(client)
         data = responses.PING
     elif action == envelope.END:
         return client.stream.close()

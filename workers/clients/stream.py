@@ -185,6 +185,8 @@ class Stream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Continue answers and deliveries: the client has read nearly everything that was written to it."""
         self.is_writable = self.was_heard = True      # a client that reads is alive
+        if self._client.probed_by:
+            self._client.answer_probes()
         self._worker.turns.read(self)
         attempt(self, self._go_on_writing)
 

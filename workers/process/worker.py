@@ -186,14 +186,18 @@ class Worker:
                 client.stream.transport.abort()
 
     def end_if_silent_soon(self, client: Client) -> None:
-        """End the connection unless bytes come from the client soon: an owner has asked whether the client is alive."""
-        client.stream.was_heard = False
-        client.stream.unthrottle_to_hear()
-        self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
+        """End the connection unless bytes come from the client soon: an owner has asked whether the client is alive.
 
-    def _end_if_silent(self, client: Client) -> None:
+        Keep-alive has its own mark of silence: a probe that took that back would end a client that has no time to
+        answer both.
+        """
+        client.probed_at = self._loop.time()
+        client.stream.unthrottle_to_hear()
+        self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client, client.probed_at)
+
+    def _end_if_silent(self, client: Client, probed_at: float) -> None:
         stream = client.stream
-        if stream.was_heard:
+        if not client.probed_by or client.probed_at != probed_at:      # it has answered; a newer probe has its own time
             return
         if stream.is_held or stream.has_many_waiting:      # its answer may lie unread behind earlier commands
             return self.end_if_silent_soon(client)
