@@ -411,6 +411,31 @@ def a_night_has_its_own_slice_and_bounds(box: Box) -> str:
     return f"{', '.join(f'{name}={value}' for name, value in slice_.items())}; computed by {engine[1]}"
 
 
+@shown
+def a_large_night_is_computed_by_spark_and_makes_tables(box: Box) -> str:
+    """Java, Spark's workers and the process beside each of them run under the unit's filter, without its network.
+
+    A bound of 0 bytes makes any night a large one.
+    """
+    topics = [unique_topic("large") for _ in range(2)]
+    for topic in topics:
+        for number in range(20):
+            publish(topic, b"%d" % number)
+        box.run("geminga", "admin", "topicPolicies", "set-compaction-threshold", topic, "-t", "1G")
+        box.run("geminga", "admin", "topicPolicies", "set-export", topic, "--content", "messages")
+    box.run("install", "-d", "-o", "geminga", "-g", "geminga", "/srv/tables")
+    drop_in(box, "geminga-nightly.service", "[Service]\nReadWritePaths=/srv/tables\n")
+    configure(box, '[nightly]\nin_process_bytes = 0\n[nightly.tables]\nurl = "/srv/tables"\n')
+    box.run("systemctl", "start", "geminga-nightly", seconds=5 * MINUTE)
+    report = json.loads(box.say("geminga", "nightly", "report", "-o", "json"))
+    rows = {one["topic"]: (one["outcome"], one["rows"]) for one in report["tables"]}
+    assert report["engine"].startswith("Spark") and rows == dict.fromkeys(topics, ("exported", 20)), report
+    assert len(list(box.path("/srv/tables").rglob("messages/day=*/*.parquet"))) == len(topics)
+    take_back(box, "geminga-nightly.service")
+    configure(box, "")
+    return f"{report['engine']}, {report['seconds']} s"
+
+
 def main_of(box: Box, unit: str) -> str:
     return box.show(unit, "ExecMainPID")
 
