@@ -11,12 +11,11 @@ import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geminga.storage.catalogue.policy_table import TABLE, TOPIC, Part, Policy
-from geminga.supervisor.admin.requests.policy_routes import ROUTES
+from geminga.storage.catalogue.policy_declaration import TOPIC, Part, Policy
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.configuration import properties
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
-from geminga.supervisor.wording.policy_verbs import options_of, verb_of
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 EXAMPLE = CHECKOUT / "systemd/geminga.toml.example"
@@ -136,16 +135,15 @@ def chapter(policy: Policy) -> str:
 
 def setting(policy: Policy, level: str) -> str:
     """Return a line that shows the command and the REST request which set a policy at a level."""
-    routes = ROUTES[policy.name]
-    group, route = ("topicPolicies", routes.topic) if level == TOPIC else ("namespaces", routes.namespace)
+    group, route = "topicPolicies" if level == TOPIC else "namespaces", policy.route_at(level)
     assert route is not None
-    verb = f"geminga admin {group} set-{verb_of(policy, level)}"
+    verb = f"geminga admin {group} set-{policy.verb_at(level)}"
     return f"- {level.title()}: `{verb}`, REST `{route.method} .../{route.path}`"
 
 
 def values(policy: Policy) -> str:
     """Return a table of a policy's values: name in JSON, option, and the configuration key that is its default."""
-    found = {level: {part.json: option for part, option in options_of(policy, level)} for level in policy.levels}
+    found = {level: {part.json: option for part, option in policy.options_at(level)} for level in policy.levels}
     units = {name: option.unit for some in found.values() for name, option in some.items()}
     rows = [(f"`{part.json}`" if part.json else "(the value)", kind(part, units.get(part.json, "")),
              options({level: some[part.json].flags for level, some in found.items() if part.json in some}),

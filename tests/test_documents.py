@@ -12,7 +12,6 @@ from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import REFUSED, SPECIAL, TRANSLATED, UNMET
-from geminga.supervisor.wording.policy_verbs import verb_of
 
 from .bench import picture
 from .breaches import assert_none
@@ -70,7 +69,7 @@ def test_the_page_of_policies_has_every_policy():
             chapter = re.search(rf"^### {re.escape(policy.name)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)[1]
             assert policy.doc in " ".join(chapter.split())
             assert [part.json for part in policy.parts if part.json and f"`{part.json}`" not in chapter] == []
-            verbs = [verb_of(policy, level) for level in policy.levels]
+            verbs = [policy.verb_at(level) for level in policy.levels]
             assert [verb for verb in verbs if f"set-{verb}`" not in chapter] == []
         else:
             row = rf"^\| `{re.escape(policy.name)}` \| .* \| {re.escape(policy.why)} \|$"

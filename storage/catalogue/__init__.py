@@ -10,8 +10,10 @@
     partitions.py        stored partitions and their durable subscriptions
     stored_policies.py   policies, options and properties as they were set
     stored_schemas.py    versions of schemas
-    policy_table.py      every policy, declared once: its levels, its bounds, its default
-    policy_values.py     types of policies' values
+    policy_table.py      every policy, declared once: its bounds, its default, its paths and verbs
+    policy_declaration.py   the form of such a declaration, and the reading of values by it
+    policy_checks.py     checks of values that belong together
+    policy_values.py     types, choices and bounds of policies' values
     policies.py          the policies in force for a topic
 
 Imports: `disk/`, `errors.py`, `options.py`.  Start with `policy_table.py`.

@@ -12,7 +12,9 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, is_system
 from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.storage.catalogue.policy_table import (
+from geminga.storage.catalogue.policy_declaration import Policy, default, fields
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.catalogue.policy_values import (
     BY_POSITION,
     DELETE_MODES,
     EVICTION,
@@ -20,10 +22,6 @@ from geminga.storage.catalogue.policy_table import (
     HOLD,
     MIB,
     SUBSCRIPTION_TYPES,
-    TABLE,
-    Policy,
-    default,
-    fields,
 )
 from geminga.storage.options import StorageOptions
 

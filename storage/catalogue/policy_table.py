@@ -3,248 +3,66 @@
     stored         the catalogue has the value that was set, as JSON, under `Policy.name`; `read` checks it
     in force       each `Part` that has an effect names a field of `policies.Policies`, and the key of StorageOptions
                    that is its default; code that enforces the policy reads `partition.policies.FIELD`
-    REST           supervisor/admin/requests/policy_routes.py has paths and methods
-    command        supervisor/wording/policy_verbs.py has verbs and options
+    REST           supervisor/admin/resources/policies.py serves each `Route`, authorization.py demands the right
+    command        supervisor/cli/admin/policies.py makes verbs of `Policy.verb` and of each `Option`
+    browser        supervisor/console/actions/policy_actions.py makes dialogs
+    configuration  supervisor/configuration/value_ranges.py takes the values of each `Part.key`
     documentation  `geminga admin policies` prints the table, systemd/reference.py makes docs/policies.md
-
-A policy has parts. One part without a name is a policy whose JSON is the bare value: `Part("", INTEGER)` takes `60`.
-Parts with names make an object: `{"retentionTimeInMinutes": 10, "retentionSizeInMB": 20}`.
 
 A topic's policy is stronger than its namespace's. Of two policies with the same field, the later row is stronger.
 
 The command imports this module, and has to start at once: the module imports next to nothing.
 """
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from geminga.storage.catalogue import policy_checks as checks
+from geminga.storage.catalogue.policy_declaration import (
+    NO_CONTENT,
+    OWN_CLUSTER,
+    SWITCH,
+    Option,
+    Part,
+    Policy,
+    Route,
+    declared,
+)
 from geminga.storage.catalogue.policy_values import (
     BOOLEAN,
+    COMPACTION_ORDERS,
     DECIMAL,
+    DELAY_MS_MAX,
+    DELETE_MODES,
+    EXPORTS,
+    INT_MAX,
     INTEGER,
     LONG,
-    LONG_MAX,
+    MIB,
+    QUOTA_ACTIONS,
+    STRATEGIES,
+    SUBSCRIPTION_TYPES,
     TEXT,
     TEXTS,
-    Invalid,
-    OutOfRange,
-    Type,
+    TICK_MS_MAX,
+    WINDOW_MS_MAX,
+    WINDOW_MS_MIN,
     one_of,
     some_of,
 )
 
-MIB = 1 << 20
-HOLD, EXCEPTION, EVICTION = QUOTA_ACTIONS = (
-    "producer_request_hold", "producer_exception", "consumer_backlog_eviction")
-NAMESPACE, TOPIC = "namespace", "topic"       # levels at which a policy can be set
-NAMESPACE_ONLY, TOPIC_ONLY = (NAMESPACE,), (TOPIC,)
-_NO_VALUE = object()
-
-
-class Part(NamedTuple):
-    """One value of a policy: its whole JSON, or a field of its JSON object."""
-
-    json: str                                # the field's name; "": the policy's JSON is this value
-    type: Type
-    field: str = ""                          # of Policies; "": nothing depends on the value
-    scale: int = 1                           # the field is the stored value times this; negative values stay
-    means: dict[Any, Any] | None = None      # stored value -> the field
-    key: str = ""                            # of StorageOptions, in the field's unit: the default
-    default: Any = None                      # stored where an object lacks the value; None: nothing is stored
-    otherwise: Any = None                    # shown as the value in force where none is set and there is no key
-    blank: Any = _NO_VALUE                   # a value that leaves the next weaker level in force
-    least: int | None = None                 # smaller numbers are out of range, ...
-    most: int | None = None                  # ... and larger ones than this
-
-
-class Policy(NamedTuple):
-    """The declaration of one policy, a row of TABLE."""
-
-    name: str                                # in the catalogue
-    doc: str                                 # one line
-    parts: tuple[Part, ...]
-    levels: tuple[str, ...] = (NAMESPACE, TOPIC)
-    where: str = ""                          # the file that enforces it; "": it is stored without effect, ...
-    why: str = ""                            # ... for this reason
-    check: Callable[[Any], None] | None = None       # checks and completes the value to be stored; raises Invalid
-
-    @property
-    def is_object(self) -> bool:
-        return bool(self.parts[0].json)
-
-
-# -- reading
-
-def read(policy: Policy, sent: Any, *, name: str = "the value", too_small: str = "") -> Any:
-    """Return a policy's value from a client (not None) in the form in which it is stored.  Raises Invalid.
-
-    name: how error texts call a value that is not a field of an object. too_small: the error text for numbers that are
-    too small.
-    """
-    if policy.is_object:
-        if not isinstance(sent, dict):
-            raise Invalid("expected an object")
-        stored = {}
-        for part in policy.parts:
-            value = part.default if sent.get(part.json) is None else _value(part, sent[part.json], name, too_small)
-            if value is not None:
-                stored[part.json] = value
-    else:
-        stored = _value(policy.parts[0], sent, name, too_small)
-    if policy.check is not None:
-        policy.check(stored)
-    return stored
-
-
-def _value(part: Part, sent: Any, name: str, too_small: str) -> Any:
-    try:
-        value = part.type.read(sent)
-    except ValueError as error:
-        raise Invalid(f"{part.json}: {error}" if part.json else str(error)) from None
-    if part.least is not None and value < part.least:
-        raise OutOfRange(too_small or f"{part.json or name} must be {part.least} or more")
-    if part.most is not None and value > part.most:
-        raise OutOfRange(f"{part.json} must be {part.most} or less")
-    return value
-
-
-def fields(policy: Policy, stored: Any) -> dict[str, Any]:
-    """Return {name: value} of the fields of `Policies` that a policy's stored value sets."""
-    set_fields = {}
-    for part in policy.parts:
-        value = stored.get(part.json) if policy.is_object else stored
-        if part.field and value is not None and value != part.blank:
-            set_fields[part.field] = _meant(part, value)
-    return set_fields
-
-
-def _meant(part: Part, value: Any) -> Any:
-    if part.means is not None:
-        return part.means[value]
-    if isinstance(value, list):
-        return tuple(value)
-    return value * part.scale if part.scale != 1 and value > 0 else value
-
-
-def default(policy: Policy, options: Any) -> Any:
-    """Return a policy's value where none is set, in stored form; None if there is no default.
-
-    options: StorageOptions, which this module does not import.
-    """
-    values = {part.json: _default(part, options) for part in policy.parts}
-    values = {name: value for name, value in values.items() if value is not None}
-    return values.get("") if not policy.is_object else values or None
-
-
-def _default(part: Part, options: Any) -> Any:
-    if not part.key:
-        return part.otherwise
-    value = getattr(options, part.key)
-    if part.scale != 1 and value > 0:
-        return -(-value // part.scale)
-    return list(value) if isinstance(value, tuple) else value
-
-
-# -- checks of values that belong together
-
-def _retention(kept: dict[str, int]) -> None:
-    minutes, mib = kept["retentionTimeInMinutes"], kept["retentionSizeInMB"]
-    if minutes < -1:
-        raise Invalid("Invalid retention policy: time limit must be >= -1")
-    if mib < -1:
-        raise Invalid("Invalid retention policy: size limit must be >= -1")
-    if (minutes == 0) != (mib == 0):
-        raise Invalid("Invalid retention policy: Setting a single time or size limit to 0 is invalid when one of the"
-                      " limits has a non-zero value. Use the value of -1 instead of 0 to ignore a specific limit. To"
-                      " disable retention both limits must be set to 0.")
-    if mib > LONG_MAX // MIB:
-        raise Invalid("Invalid retention policy: the size limit is too large")
-
-
-def _quota(kept: dict[str, Any]) -> None:
-    """Require a backlog quota to have an action, and store its size under both names, `limit` and `limitSize`."""
-    if "policy" not in kept:
-        raise Invalid(f"The backlog quota's policy is one of {', '.join(QUOTA_ACTIONS)}")
-    kept["limit"] = kept["limitSize"] = kept.get("limitSize", kept.get("limit", 0))
-
-
-def _size_quota(kept: dict[str, Any]) -> None:
-    """Require a size that something fits into; -1, which a quota without a size has too, is no bound."""
-    if "limit" not in kept:
-        kept.setdefault("limitSize", -1)
-    _quota(kept)
-    if kept["limitSize"] == 0:
-        raise Invalid("The backlog quota's limitSize is 0, which nothing fits into; -1 is no bound")
-
-
-def _inactive(kept: dict[str, Any]) -> None:
-    if "inactiveTopicDeleteMode" not in kept:
-        raise Invalid(f"inactiveTopicDeleteMode: expected one of {', '.join(DELETE_MODES)}")
-
-
-def _auto_creation(kept: dict[str, Any]) -> None:
-    """Check the topic type and the number of partitions, if topics are created automatically."""
-    if not kept["allowAutoTopicCreation"]:
-        return
-    kind: str | None = kept.get("topicType")
-    partitions: Any = kept.get("defaultNumPartitions")
-    text = ""
-    if not kind:
-        text = "Unknown topic type [null]"
-    elif kind == "partitioned" and partitions is None:
-        text = "[defaultNumPartitions] cannot be null when the type is partitioned."
-    elif kind == "partitioned" and partitions <= 0:
-        text = "[defaultNumPartitions] cannot be less than 1 for partition type."
-    elif kind == "partitioned" and partitions > PARTITIONS_MAX:
-        text = f"[defaultNumPartitions] cannot be more than {PARTITIONS_MAX}."
-    elif kind == "non-partitioned" and partitions is not None:
-        text = "[defaultNumPartitions] is not allowed to be set when the type is non-partition."
-    if text:
-        raise OutOfRange(f"Invalid configuration for autoTopicCreationOverride. the detail is {text}")
-
-
-def _delays(kept: dict[str, Any]) -> None:
-    """Switch delayed delivery on when a fixed delay is set and `active` is not given."""
-    kept.setdefault("active", bool(kept.get("fixedDeliveryDelayInMillis")))
-
-
-def _persistence(kept: dict[str, Any]) -> None:
-    ensemble, write, ack = (
-        kept[name] for name in ("bookkeeperEnsemble", "bookkeeperWriteQuorum", "bookkeeperAckQuorum"))
-    for name, value in (("Bookkeeper-Ensemble", ensemble), ("WriteQuorum", write), ("AckQuorum", ack)):
-        if not 0 < value <= 5:
-            raise Invalid(f"{name} must be <= 5 and > 0.")
-    if not ensemble >= write >= ack:
-        raise Invalid(f"Bookkeeper Ensemble ({ensemble}) >= WriteQuorum ({write}) >= AckQuorum ({ack})")
-
-
-def _entry_filters(kept: dict[str, Any]) -> None:
-    name = kept.get("entryFilterNames", "").split(",")[0]
-    raise Invalid(f"Entry filter '{name}' not found" if name else
-                  "entryFilterNames can't be empty. To remove entry filters use the remove method.")
-
-
-def _offload(kept: dict[str, Any]) -> None:
-    if kept.get("managedLedgerOffloadDriver") not in _DRIVERS:
-        raise OutOfRange(f"The driver is not supported, support value: {','.join(_DRIVERS)}")
-
-
-# -- the table
-
-PARTITIONS_MAX = 16_384      # partitions of one topic; arbitrary, and more than one host needs
-SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
-DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
-COMPACTION_ORDERS = BY_POSITION, BY_EVENT_TIME = "position", "event_time"
-EXPORTS = EXPORTS_NOTHING, EXPORTS_MESSAGES, EXPORTS_COMPACTED = "none", "messages", "compacted"
-STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",
-              "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
+TOO_LARGE_SIZE = ("topic-level maxMessageSize must be greater than or equal to 0 and must be smaller than that in the "
+                  "broker-level")
+_NO_OFFLOAD = "Nothing is moved to other stores."
 _OLD_STRATEGIES = {
     "AutoUpdateDisabled": "ALWAYS_INCOMPATIBLE", "Backward": "BACKWARD", "Forward": "FORWARD", "Full": "FULL",
     "AlwaysCompatible": "ALWAYS_COMPATIBLE", "BackwardTransitive": "BACKWARD_TRANSITIVE",
     "ForwardTransitive": "FORWARD_TRANSITIVE", "FullTransitive": "FULL_TRANSITIVE"}
-_DRIVERS = ("S3", "aws-s3", "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss")
-_NO_OFFLOAD = "Nothing is moved to other stores."
-TICK_MS_MAX, WINDOW_MS_MIN, WINDOW_MS_MAX = 24 * 3600 * 1000, 1_000, 4 * 7 * 24 * 3600 * 1000
-DELAY_MS_MAX = 100 * 365 * 24 * 3600 * 1000      # arbitrary: a century
+
+
+def _quota_routes(kind: str) -> dict[str, Any]:
+    """Return what the declarations of all backlog quotas share.  kind: the quota's name in the path."""
+    route = Route(f"backlogQuota?backlogQuotaType={kind}", kind=kind)
+    return {"namespace": route._replace(member=f"backlog_quota_map/{kind}"), "topic": route,
+            "verb": "backlog-quota", "get": "backlog-quotas", "where": "storage/enforcement/backlog_quota.py"}
 
 
 def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
@@ -253,9 +71,12 @@ def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
     size, age, action: the fields of `Policies` that they set; "" for the bound that the quota does not have.
     """
     return (Part("limit", LONG, key="backlog_quota_bytes" if size else "", otherwise=-1),
-            Part("limitSize", LONG, field=size, key="backlog_quota_bytes" if size else "", otherwise=-1),
-            Part("limitTime", LONG, field=age, key="backlog_quota_age_s" if age else "", default=0, otherwise=-1),
-            Part("policy", one_of(*QUOTA_ACTIONS), field=action, key="backlog_quota_policy"))
+            Part("limitSize", LONG, field=size, key="backlog_quota_bytes" if size else "", otherwise=-1,
+                 option=Option("--limit -l", "bytes")),
+            Part("limitTime", LONG, field=age, key="backlog_quota_age_s" if age else "", default=0, otherwise=-1,
+                 option=Option("--limitTime -lt", "seconds")),
+            Part("policy", one_of(*QUOTA_ACTIONS), field=action, key="backlog_quota_policy",
+                 option=Option("--policy -p", required=True)))
 
 
 def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
@@ -264,12 +85,13 @@ def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
     stem: prefix of the fields of `Policies`.  of: suffix of the option names that have the defaults.
     """
     return (Part("dispatchThrottlingRateInMsg", INTEGER, field=f"{stem}_messages", key=f"dispatch_messages_per_{of}",
-                 default=0),
+                 default=0, option=Option("--msg-dispatch-rate -md")),
             Part("dispatchThrottlingRateInByte", LONG, field=f"{stem}_bytes", key=f"dispatch_bytes_per_{of}",
-                 default=0),
+                 default=0, option=Option("--byte-dispatch-rate -bd", "bytes")),
             Part("relativeToPublishRate", BOOLEAN, field=f"{stem}_relative", key="dispatch_relative_to_publish",
-                 default=False),
-            Part("ratePeriodInSecond", INTEGER, field=f"{stem}_period_s", default=0, otherwise=1))
+                 default=False, option=Option("--relative-to-publish-rate -rp")),
+            Part("ratePeriodInSecond", INTEGER, field=f"{stem}_period_s", default=0, otherwise=1,
+                 option=Option("--dispatch-rate-period -dt", "seconds")))
 
 
 # Fields of offloadPolicies that clients' libraries send too; secrets are not stored.
@@ -281,193 +103,276 @@ _OFFLOAD_MORE = (
     *(Part(name, TEXT) for name in ("s3ManagedLedgerOffloadServiceEndpoint", "s3ManagedLedgerOffloadRole",
                                     "s3ManagedLedgerOffloadRoleSessionName", "offloadersDirectory")),
     Part("managedLedgerOffloadAutoTriggerSizeThresholdBytes", LONG))
-TABLE = {policy.name: policy for policy in (
+TABLE = {policy.name: policy for policy in map(declared, (
     Policy("retention", "Time and size up to which messages are kept after every subscription has acknowledged them.", (
-        Part("retentionTimeInMinutes", INTEGER, field="retention_s", scale=60, key="retention_s", default=0),
-        Part("retentionSizeInMB", LONG, field="retention_bytes", scale=MIB, key="retention_bytes", default=0)),
-        where="storage/enforcement/retention.py", check=_retention),
+        Part("retentionTimeInMinutes", INTEGER, field="retention_s", scale=60, key="retention_s", default=0,
+             option=Option("--time -t", "minutes", required=True)),
+        Part("retentionSizeInMB", LONG, field="retention_bytes", scale=MIB, key="retention_bytes", default=0,
+             option=Option("--size -s", "MB", required=True))),
+        namespace=Route(member="retention_policies"), where="storage/enforcement/retention.py", check=checks.retention),
     Policy("messageTTL", "Time for which unacknowledged messages are kept; 0: for ever.", (
-        Part("", INTEGER, field="message_ttl_s", key="message_ttl_s", least=0),),
+        Part("", INTEGER, field="message_ttl_s", key="message_ttl_s", least=0,
+             option=Option("--messageTTL -ttl", "seconds", topic_flags="--ttl -t")),),
+        namespace=Route(nullable=False, refusal="Invalid value for message TTL, message TTL must >= 0",
+                        member="message_ttl_in_seconds"),
+        topic=Route(query="messageTTL", refusal="Invalid value for message TTL"),
         where="storage/enforcement/message_ttl.py"),
     Policy("backlogQuota/destination_storage",
            "Bytes of backlog that the slowest subscription may have, and the effect above.",
-           _quota_parts("quota_bytes", "", "quota_bytes_action"),
-           where="storage/enforcement/backlog_quota.py", check=_size_quota),
+        _quota_parts("quota_bytes", "", "quota_bytes_action"),
+        **_quota_routes("destination_storage"), check=checks.size_quota),
     Policy("backlogQuota/message_age", "Age that the oldest unacknowledged message may have, and the effect above.",
-           _quota_parts("", "quota_age_s", "quota_age_action"),
-           where="storage/enforcement/backlog_quota.py", check=_quota),
+        _quota_parts("", "quota_age_s", "quota_age_action"),
+        **_quota_routes("message_age"), check=checks.quota),
     Policy("deduplication", "Whether a message that a producer sends again is stored once.", (
         Part("", BOOLEAN, field="deduplication", key="deduplication"),),
+        namespace=Route(nullable=False, member="deduplicationEnabled"), topic=Route("deduplicationEnabled"),
         where="storage/cursors/producer_sequences.py"),
     Policy("deduplicationSnapshotInterval", "Seconds between two snapshots of the last sequence ids.", (
-        Part("", INTEGER, least=0),),
+        Part("", INTEGER, least=0, option=Option("--interval -i")),),
+        namespace=Route(removable=False, refusal="interval must be greater than or equal to 0",
+                        member="deduplicationSnapshotIntervalSeconds"),
+        topic=Route(refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
     Policy("delayedDelivery",
            "Whether messages are delivered not before their time, and how long they may or must be delayed.", (
         Part("tickTime", LONG, field="delay_tick_ms", key="delayed_delivery_tick_ms", default=0, blank=0, least=0,
-             most=TICK_MS_MAX),
-        Part("active", BOOLEAN, field="delayed_delivery", key="delayed_delivery"),
+             most=TICK_MS_MAX, option=Option("--time -t", "ms", sent=1000)),
+        Part("active", BOOLEAN, field="delayed_delivery", key="delayed_delivery",
+             option=Option(SWITCH, required=True, unless="fixed_delay")),
         Part("maxDeliveryDelayInMillis", LONG, field="delay_max_ms", key="delayed_delivery_max_ms", default=0, least=0,
-             most=DELAY_MS_MAX),
+             most=DELAY_MS_MAX, option=Option("--maxDelay -md", "ms")),
         Part("fixedDeliveryDelayInMillis", LONG, field="delay_fixed_ms", key="delayed_delivery_fixed_ms", least=0,
-             most=DELAY_MS_MAX),
+             most=DELAY_MS_MAX, option=Option("--fixed-delay -fd", "ms")),
         Part("timePartitionGranularityInMillis", LONG, field="delay_window_ms", key="delayed_delivery_window_ms",
-             least=WINDOW_MS_MIN, most=WINDOW_MS_MAX)),
-        where="storage/enforcement/delay_policy.py", check=_delays),
+             least=WINDOW_MS_MIN, most=WINDOW_MS_MAX, option=Option("--time-partition-granularity -p", "ms"))),
+        namespace=Route(member="delayed_delivery_policies"), where="storage/enforcement/delay_policy.py",
+        check=checks.delays),
     Policy("compactionThreshold",
            "Bytes that may come after a compaction before the next one; 0: the topic is not compacted by itself.", (
-        Part("", LONG, field="compaction_threshold", key="compaction_threshold_bytes", least=0),),
+        Part("", LONG, field="compaction_threshold", key="compaction_threshold_bytes", least=0,
+             option=Option("--threshold -t", "bytes")),),
+        namespace=Route(method="PUT", nullable=False, refusal="compactionThreshold must be 0 or more",
+                        member="compaction_threshold"),
+        topic=Route(nullable=False, refusal="Invalid value for compactionThreshold"),
         where="supervisor/admin/resources/compaction.py"),
     Policy("compactionOrder",
            "The message of a key that a compaction keeps: the last one, or the one with the latest event time.", (
-        Part("", one_of(*COMPACTION_ORDERS), field="compaction_order", key="compaction_order"),),
+        Part("", one_of(*COMPACTION_ORDERS), field="compaction_order", key="compaction_order",
+             option=Option("--order")),),
         where="storage/jobs/compacting/key_scan.py"),
     Policy("export", "Content of a topic that nights export as tables: all new messages, or the compacted view.", (
-        Part("", one_of(*EXPORTS), field="export", key="export"),),
+        Part("", one_of(*EXPORTS), field="export", key="export", option=Option("--content")),),
         where="supervisor/tasks/tables.py"),
     Policy("exportBeforeDeletion",
            "Whether messages stay until they are exported, although no subscription and no other policy needs them.", (
         Part("", BOOLEAN, field="export_before_deletion", key="export_before_deletion"),),
         where="storage/topics/partition.py"),
     Policy("persistence", "Number of storage nodes that keep each entry.", (
-        Part("bookkeeperEnsemble", INTEGER, default=2, otherwise=1),
-        Part("bookkeeperWriteQuorum", INTEGER, default=2, otherwise=1),
-        Part("bookkeeperAckQuorum", INTEGER, default=2, otherwise=1),
-        Part("managedLedgerMaxMarkDeleteRate", DECIMAL, default=0.0, otherwise=1.0),
-        Part("managedLedgerStorageClassName", TEXT)),
-        why="There is one host.", check=_persistence),
+        Part("bookkeeperEnsemble", INTEGER, default=2, otherwise=1, option=Option("--bookkeeper-ensemble -e")),
+        Part("bookkeeperWriteQuorum", INTEGER, default=2, otherwise=1, option=Option("--bookkeeper-write-quorum -w")),
+        Part("bookkeeperAckQuorum", INTEGER, default=2, otherwise=1, option=Option("--bookkeeper-ack-quorum -a")),
+        Part("managedLedgerMaxMarkDeleteRate", DECIMAL, default=0.0, otherwise=1.0,
+             option=Option("--ml-mark-delete-max-rate -r")),
+        Part("managedLedgerStorageClassName", TEXT, option=Option("--ml-storage-class -c"))),
+        namespace=Route(nullable=False, member="persistence"), topic=Route(nullable=False), why="There is one host.",
+        check=checks.persistence),
     Policy("maxUnackedMessagesPerConsumer",
            "Unacknowledged messages of a Shared or Key_Shared consumer; 0: no bound.", (
-        Part("", INTEGER, field="max_unacked_messages_per_consumer", key="max_unacked_messages_per_consumer",
-             least=0),),
+        Part("", INTEGER, field="max_unacked_messages_per_consumer", key="max_unacked_messages_per_consumer", least=0,
+             option=Option("--max-unacked-messages-per-topic -c", topic_flags="--maxNum -m")),),
+        namespace=Route(nullable=False, member="max_unacked_messages_per_consumer"),
+        topic=Route("maxUnackedMessagesOnConsumer", refusal="maxUnackedNum must be 0 or more"),
         where="storage/dispatch/shared.py"),
     Policy("maxUnackedMessagesPerSubscription",
            "Unacknowledged messages of a Shared or Key_Shared subscription; 0: no bound.", (
         Part("", INTEGER, field="max_unacked_messages_per_subscription", key="max_unacked_messages_per_subscription",
-             least=0),),
+             least=0, option=Option("--max-unacked-messages-per-subscription -c", topic_flags="--maxNum -m")),),
+        namespace=Route(nullable=False, member="max_unacked_messages_per_subscription"),
+        topic=Route("maxUnackedMessagesOnSubscription", refusal="maxUnackedNum must be 0 or more"),
         where="storage/dispatch/shared.py"),
     Policy("maxProducers", "Producers of a topic or partition at a time; 0: no bound.", (
-        Part("", INTEGER, field="max_producers", key="max_producers_per_topic", least=0),),
+        Part("", INTEGER, field="max_producers", key="max_producers_per_topic", least=0,
+             option=Option("--max-producers-per-topic -p", topic_flags="--max-producers -p")),),
+        namespace=Route("maxProducersPerTopic", nullable=False, member="max_producers_per_topic"),
+        topic=Route(nullable=False), verb="max-producers-per-topic", topic_verb="max-producers",
         where="storage/commands/producers.py"),
     Policy("maxConsumers", "Consumers of a topic or partition at a time; 0: no bound.", (
-        Part("", INTEGER, field="max_consumers", key="max_consumers_per_topic", least=0),),
+        Part("", INTEGER, field="max_consumers", key="max_consumers_per_topic", least=0,
+             option=Option("--max-consumers-per-topic -c", topic_flags="--max-consumers -c")),),
+        namespace=Route("maxConsumersPerTopic", nullable=False, member="max_consumers_per_topic"),
+        topic=Route(nullable=False), verb="max-consumers-per-topic", topic_verb="max-consumers",
         where="storage/commands/consumers.py"),
     Policy("maxConsumersPerSubscription", "Consumers of a subscription at a time; 0: no bound.", (
-        Part("", INTEGER, field="max_consumers_per_subscription", key="max_consumers_per_subscription", least=0),),
+        Part("", INTEGER, field="max_consumers_per_subscription", key="max_consumers_per_subscription", least=0,
+             option=Option("--max-consumers-per-subscription -c")),),
+        namespace=Route(nullable=False, member="max_consumers_per_subscription"),
+        topic=Route(unset=NO_CONTENT, nullable=False, refusal="Invalid value for maxConsumersPerSubscription"),
         where="storage/commands/consumers.py"),
     Policy("maxSubscriptionsPerTopic", "Subscriptions of a topic or partition; 0: no bound.", (
-        Part("", INTEGER, field="max_subscriptions", key="max_subscriptions_per_topic", least=0),),
-        where="storage/commands/subscriptions.py"),
+        Part("", INTEGER, field="max_subscriptions", key="max_subscriptions_per_topic", least=0,
+             option=Option("--max-subscriptions-per-topic -m", topic_flags="--max-subscriptions-per-topic -s")),),
+        namespace=Route(nullable=False, member="max_subscriptions_per_topic"),
+        topic=Route(unset=NO_CONTENT, nullable=False), where="storage/commands/subscriptions.py"),
     Policy("maxTopicsPerNamespace", "Topics of a namespace, where each partition counts; 0: no bound.", (
-        Part("", INTEGER, field="max_topics", key="max_topics_per_namespace", least=0),),
-        levels=NAMESPACE_ONLY, where="storage/catalogue/policies.py"),
+        Part("", INTEGER, field="max_topics", key="max_topics_per_namespace", least=0,
+             option=Option("--max-topics-per-namespace -t")),),
+        namespace=Route(unset=0, nullable=False, member="max_topics_per_namespace"), topic=None,
+        where="storage/catalogue/policies.py"),
     Policy("maxMessageSize", "Bytes of the largest message; 0: the broker's own bound.", (
-        Part("", INTEGER, field="max_message_size", least=0),),
-        levels=TOPIC_ONLY, where="storage/owner/publishing.py"),
+        Part("", INTEGER, field="max_message_size", least=0, option=Option("--max-message-size -m")),),
+        namespace=None, topic=Route(unset=NO_CONTENT, nullable=False, refusal=TOO_LARGE_SIZE),
+        where="storage/owner/publishing.py"),
     Policy("inactiveTopicPolicies", "Whether unused topics are deleted, and after how long.", (
-        Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), field="inactive_topic_mode", key="inactive_topic_mode"),
-        Part("maxInactiveDurationSeconds", INTEGER, field="inactive_topic_s", key="inactive_topic_s", default=0),
+        Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), field="inactive_topic_mode", key="inactive_topic_mode",
+             option=Option("--delete-mode -m", required=True)),
+        Part("maxInactiveDurationSeconds", INTEGER, field="inactive_topic_s", key="inactive_topic_s", default=0,
+             key_values=(1, INT_MAX),
+             option=Option("--max-inactive-duration -t", "seconds", required=True)),
         Part("deleteWhileInactive", BOOLEAN, field="delete_inactive_topics", key="delete_inactive_topics",
-             default=False)),
-        where="storage/enforcement/inactive_topics.py", check=_inactive),
+             default=False,
+             option=Option("--enable-delete-while-inactive -e / --disable-delete-while-inactive -d", required=True))),
+        namespace=Route(member="inactive_topic_policies"), where="storage/enforcement/inactive_topics.py",
+        check=checks.inactive),
     Policy("autoTopicCreation", "Whether a topic is created when it is first used, and with how many partitions.", (
-        Part("allowAutoTopicCreation", BOOLEAN, field="auto_create_topics", key="auto_create_topics", default=False),
-        Part("topicType", one_of("partitioned", "non-partitioned", ""), field="auto_topic_type"),
-        Part("defaultNumPartitions", INTEGER, field="auto_create_partitions", key="auto_create_partitions")),
-        levels=NAMESPACE_ONLY, where="storage/commands/topics.py", check=_auto_creation),
+        Part("allowAutoTopicCreation", BOOLEAN, field="auto_create_topics", key="auto_create_topics", default=False,
+             option=Option(SWITCH, required=True)),
+        Part("topicType", one_of("partitioned", "non-partitioned", ""), field="auto_topic_type",
+             option=Option("--type -t", sent="non-partitioned")),
+        Part("defaultNumPartitions", INTEGER, field="auto_create_partitions", key="auto_create_partitions",
+             key_values=(0, 10_000),
+             option=Option("--num-partitions -n"))),
+        namespace=Route(member="autoTopicCreationOverride"), topic=None, where="storage/commands/topics.py",
+        check=checks.auto_creation),
     Policy("autoSubscriptionCreation", "Whether a subscription is created when it is first used.", (
         Part("allowAutoSubscriptionCreation", BOOLEAN, field="auto_create_subscriptions",
-             key="auto_create_subscriptions", default=False),),
-        where="storage/commands/subscriptions.py"),
+             key="auto_create_subscriptions", default=False, option=Option("--enable -e")),),
+        namespace=Route(member="autoSubscriptionCreationOverride"), where="storage/commands/subscriptions.py"),
     Policy("subscriptionTypesEnabled", "Subscription types that consumers may ask for.", (
-        Part("", some_of(*SUBSCRIPTION_TYPES), field="subscription_types", key="subscription_types", blank=[]),),
-        where="storage/commands/consumers.py"),
+        Part("", some_of(*SUBSCRIPTION_TYPES), field="subscription_types", key="subscription_types", blank=[],
+             option=Option("--types -t")),),
+        namespace=Route(unset=[], nullable=False, member="subscription_types_enabled"),
+        topic=Route(unset=NO_CONTENT, nullable=False), where="storage/commands/consumers.py"),
     Policy("subscriptionExpirationTime", "Minutes after which an unused subscription is deleted; 0: never.", (
-        Part("", INTEGER, field="subscription_expiration_s", scale=60, key="subscription_expiration_s", least=0),),
-        levels=NAMESPACE_ONLY, where="storage/enforcement/inactive_topics.py"),
+        Part("", INTEGER, field="subscription_expiration_s", scale=60, key="subscription_expiration_s", least=0,
+             option=Option("--time -t")),),
+        namespace=Route(nullable=False, refusal="Invalid value for subscription expiration time",
+                        member="subscription_expiration_time_minutes"),
+        topic=None, where="storage/enforcement/inactive_topics.py"),
     Policy("encryptionRequired", "Whether producers must encrypt their messages.", (
         Part("", BOOLEAN, field="encryption_required", key="encryption_required"),),
-        levels=NAMESPACE_ONLY, where="storage/commands/producers.py"),
+        namespace=Route(unset=False, nullable=False, removable=False, member="encryption_required"), topic=None,
+        where="storage/commands/producers.py"),
     Policy("schemaValidationEnforced", "Whether a topic with a schema refuses producers without one.", (
         Part("", BOOLEAN, field="schema_enforced", key="schema_validation_enforced"),),
+        namespace=Route(unset=False, nullable=False, removable=False, member="schema_validation_enforced"),
+        topic=Route(unset=False, nullable=False, removable=False), verb="schema-validation-enforce",
         where="storage/schemas/registry.py"),
     Policy("isAllowAutoUpdateSchema", "Whether producers may add versions of a schema.", (
         Part("", BOOLEAN, field="schema_updates", key="schema_auto_update"),),
-        levels=NAMESPACE_ONLY, where="storage/schemas/registry.py"),
+        namespace=Route(unset=True, nullable=False, removable=False, member="is_allow_auto_update_schema"), topic=None,
+        where="storage/schemas/registry.py"),
     Policy("schemaAutoUpdateCompatibilityStrategy",
            "The older form of schemaCompatibilityStrategy, which is stronger.", (
-        Part("", one_of(*_OLD_STRATEGIES), field="schema_strategy", means=_OLD_STRATEGIES),),
-        levels=NAMESPACE_ONLY, where="storage/schemas/registry.py"),
+        Part("", one_of(*_OLD_STRATEGIES), field="schema_strategy", means=_OLD_STRATEGIES,
+             option=Option("--compatibility -c")),),
+        namespace=Route(method="PUT", unset=NO_CONTENT, removable=False,
+                        member="schema_auto_update_compatibility_strategy"),
+        topic=None, verb="schema-autoupdate-strategy", where="storage/schemas/registry.py"),
     Policy("schemaCompatibilityStrategy", "Compatibility that a new version of a schema needs.", (
-        Part("", one_of(*STRATEGIES), field="schema_strategy", key="schema_compatibility_strategy",
-             blank="UNDEFINED"),),
-        where="storage/schemas/registry.py"),
+        Part("", one_of(*STRATEGIES), field="schema_strategy", key="schema_compatibility_strategy", blank="UNDEFINED",
+             option=Option("--compatibility -c", topic_flags="--strategy -s")),),
+        namespace=Route(method="PUT", unset="UNDEFINED", removable=False, member="schema_compatibility_strategy"),
+        topic=Route(method="PUT"), where="storage/schemas/registry.py"),
     Policy("subscriptionAuthMode", "Whether a subscription's name must begin with the role that uses it.", (
-        Part("", one_of("None", "Prefix")),),
-        levels=NAMESPACE_ONLY, where="workers/identity/authorization.py"),
+        Part("", one_of("None", "Prefix"), option=Option("--subscription-auth-mode -m")),),
+        namespace=Route(unset="None", removable=False, member="subscription_auth_mode"), topic=None,
+        where="workers/identity/authorization.py"),
     Policy("entryFilters", "Plug-ins that choose which messages are delivered.", (
-        Part("entryFilterNames", TEXT, otherwise=""),),
-        why="There are no plug-ins: every name is refused.", check=_entry_filters),
+        Part("entryFilterNames", TEXT, otherwise="", option=Option("--entry-filters-name -efn", required=True)),),
+        namespace=Route(member="entryFilters"), topic_verb="entry-filters-per-topic",
+        why="There are no plug-ins: every name is refused.", check=checks.entry_filters),
     Policy("dispatcherPauseOnAckStatePersistent",
            "Whether dispatch pauses while there are more acknowledgements than can be kept.", (
         Part("", BOOLEAN),),
-        why="All acknowledgements are kept."),
+        namespace=Route(unset=False, nullable=False, member="dispatcherPauseOnAckStatePersistentEnabled", implied=True),
+        topic=Route(unset=False, nullable=False, implied=True), why="All acknowledgements are kept."),
     Policy("replicationClusters",
            "Clusters that have the topic; messages go to all but the broker's own, which has to be among them.", (
-        Part("", TEXTS, field="replication_clusters"),),
+        Part("", TEXTS, field="replication_clusters", option=Option("--clusters -c")),),
+        namespace=Route("replication", status=200, unset=OWN_CLUSTER, nullable=False, removable=False,
+                        member="replication_clusters"),
+        topic=Route("replication", nullable=False), verb="clusters", topic_verb="replication-clusters",
         where="storage/enforcement/replication_cursors.py"),
     Policy("allowedClusters", "Clusters that replicationClusters of the namespace and its topics may name.", (
-        Part("", TEXTS),),
-        levels=NAMESPACE_ONLY, where="supervisor/admin/resources/cluster_lists.py"),
+        Part("", TEXTS, option=Option("--clusters -c")),),
+        namespace=Route(status=200, unset=[], nullable=False, removable=False, member="allowed_clusters"), topic=None,
+        where="supervisor/admin/resources/cluster_lists.py"),
     Policy("replicatorDispatchRate", "Messages and bytes that go from a topic to each other cluster in a period.", (
         Part("dispatchThrottlingRateInMsg", INTEGER, field="replicator_dispatch_messages",
-             key="dispatch_messages_per_replicator", default=-1),
+             key="dispatch_messages_per_replicator", default=-1, option=Option("--msg-dispatch-rate -md")),
         Part("dispatchThrottlingRateInByte", LONG, field="replicator_dispatch_bytes",
-             key="dispatch_bytes_per_replicator", default=-1),
+             key="dispatch_bytes_per_replicator", default=-1, option=Option("--byte-dispatch-rate -bd", "bytes")),
         Part("relativeToPublishRate", BOOLEAN, field="replicator_dispatch_relative", default=False, otherwise=False),
-        Part("ratePeriodInSecond", INTEGER, field="replicator_dispatch_period_s", default=1, otherwise=1)),
-        where="storage/enforcement/rate_limiter.py"),
+        Part("ratePeriodInSecond", INTEGER, field="replicator_dispatch_period_s", default=1, otherwise=1,
+             option=Option("--dispatch-rate-period -dt", "seconds"))),
+        namespace=Route(member="replicatorDispatchRate", by_cluster=True), where="storage/enforcement/rate_limiter.py"),
     Policy("offloadThreshold", "Bytes of a topic above which ledgers are moved to another store; -1: none are.", (
-        Part("", LONG),),
-        levels=NAMESPACE_ONLY, why=_NO_OFFLOAD),
+        Part("", LONG, option=Option("--size -s", "bytes")),),
+        namespace=Route(method="PUT", unset=-1, nullable=False, removable=False, member="offload_threshold"),
+        topic=None, why=_NO_OFFLOAD),
     Policy("offloadThresholdInSeconds", "Age above which ledgers are moved to another store; -1: none are.", (
-        Part("", LONG),),
-        levels=NAMESPACE_ONLY, why=_NO_OFFLOAD),
+        Part("", LONG, option=Option("--time -t", "seconds")),),
+        namespace=Route(method="PUT", status=200, unset=-1, nullable=False, removable=False,
+                        member="offload_threshold_in_seconds"),
+        topic=None, why=_NO_OFFLOAD),
     Policy("offloadDeletionLagMs", "Time after which a ledger that was moved to another store is deleted here.", (
-        Part("", LONG),),
-        levels=NAMESPACE_ONLY, why=_NO_OFFLOAD),
+        Part("", LONG, option=Option("--lag -l", "ms")),),
+        namespace=Route(method="PUT", nullable=False, member="offload_deletion_lag_ms"), topic=None,
+        verb="offload-deletion-lag", why=_NO_OFFLOAD),
     Policy("offloadPolicies", "The other store that ledgers are moved to.", (
-        Part("managedLedgerOffloadDriver", TEXT),
-        Part("managedLedgerOffloadRegion", TEXT),
-        Part("managedLedgerOffloadBucket", TEXT),
-        Part("managedLedgerOffloadServiceEndpoint", TEXT),
-        Part("managedLedgerOffloadThresholdInBytes", LONG),
-        Part("managedLedgerOffloadThresholdInSeconds", LONG),
-        Part("managedLedgerOffloadDeletionLagInMillis", LONG),
+        Part("managedLedgerOffloadDriver", TEXT, option=Option("--driver -d", required=True)),
+        Part("managedLedgerOffloadRegion", TEXT, option=Option("--region -r")),
+        Part("managedLedgerOffloadBucket", TEXT, option=Option("--bucket -b")),
+        Part("managedLedgerOffloadServiceEndpoint", TEXT, option=Option("--endpoint -e")),
+        Part("managedLedgerOffloadThresholdInBytes", LONG,
+             option=Option("--offloadAfterThreshold -oat", "bytes", topic_flags="--offloadThresholdInBytes -t")),
+        Part("managedLedgerOffloadThresholdInSeconds", LONG,
+             option=Option("--offloadAfterThresholdInSeconds -oats", "seconds",
+                           topic_flags="--offloadThresholdInSeconds -ts")),
+        Part("managedLedgerOffloadDeletionLagInMillis", LONG,
+             option=Option("--offloadAfterElapsed -oae", "ms", topic_flags="--offloadDeletionLagInMillis -dl")),
         *_OFFLOAD_MORE),
-        why=_NO_OFFLOAD, check=_offload),
+        namespace=Route(nullable=False, member="offload_policies", remove="removeOffloadPolicies"),
+        topic=Route(nullable=False), why=_NO_OFFLOAD, check=checks.offload),
     Policy("antiAffinityGroup", "Namespaces of a group are served by different brokers.", (
-        Part("", TEXT),),
-        levels=NAMESPACE_ONLY, why="There is one broker."),
+        Part("", TEXT, option=Option("--group -g")),),
+        namespace=Route("antiAffinity", unset=NO_CONTENT, nullable=False, member="antiAffinityGroup", is_raw=True),
+        topic=None, why="There is one broker."),
     Policy("bookieAffinityGroup", "Groups of storage nodes that are preferred.", (
-        Part("bookkeeperAffinityGroupPrimary", TEXT),
-        Part("bookkeeperAffinityGroupSecondary", TEXT)),
-        levels=NAMESPACE_ONLY, why="There is one host."),
+        Part("bookkeeperAffinityGroupPrimary", TEXT, option=Option("--primary-group -pg", required=True)),
+        Part("bookkeeperAffinityGroupSecondary", TEXT, option=Option("--secondary-group -sg"))),
+        namespace=Route("persistence/bookieAffinity", unset=NO_CONTENT), topic=None, why="There is one host."),
     Policy("publishRate", "Messages and bytes a second that may be published to a topic; 0 or less: no bound.", (
         Part("publishThrottlingRateInMsg", INTEGER, field="publish_messages", key="publish_messages_per_topic",
-             default=-1),
-        Part("publishThrottlingRateInByte", LONG, field="publish_bytes", key="publish_bytes_per_topic", default=-1)),
+             default=-1, option=Option("--msg-publish-rate -m")),
+        Part("publishThrottlingRateInByte", LONG, field="publish_bytes", key="publish_bytes_per_topic", default=-1,
+             option=Option("--byte-publish-rate -b", "bytes"))),
+        namespace=Route(member="publishMaxMessageRate", by_cluster=True), topic=Route(unset=NO_CONTENT),
         where="storage/enforcement/rate_limiter.py"),
     Policy("dispatchRate", "Messages and bytes that a topic's consumers together get in a period.",
-           _dispatch_parts("dispatch", "topic"),
-           where="storage/enforcement/rate_limiter.py"),
+        _dispatch_parts("dispatch", "topic"),
+        namespace=Route(member="topicDispatchRate", by_cluster=True), where="storage/enforcement/rate_limiter.py"),
     Policy("subscriptionDispatchRate",
            "Messages and bytes that the consumers of each subscription together get in a period.",
-           _dispatch_parts("subscription_dispatch", "subscription"),
-           where="storage/enforcement/rate_limiter.py"),
+        _dispatch_parts("subscription_dispatch", "subscription"),
+        namespace=Route(member="subscriptionDispatchRate", by_cluster=True),
+        where="storage/enforcement/rate_limiter.py"),
     Policy("subscribeRate", "Number of times that a consumer may subscribe to a topic in a period.", (
         Part("subscribeThrottlingRatePerConsumer", INTEGER, field="subscribe_count", key="subscribes_per_consumer",
-             default=-1),
-        Part("ratePeriodInSecond", INTEGER, field="subscribe_period_s", key="subscribe_period_s", default=30)),
-        where="storage/enforcement/rate_limiter.py"),
-)}
+             default=-1, option=Option("--subscribe-rate -sr")),
+        Part("ratePeriodInSecond", INTEGER, field="subscribe_period_s", key="subscribe_period_s", default=30,
+             key_values=(1, 24 * 3600),
+             option=Option("--subscribe-rate-period -st", "seconds"))),
+        namespace=Route(member="clusterSubscribeRate", by_cluster=True), where="storage/enforcement/rate_limiter.py"),
+))}

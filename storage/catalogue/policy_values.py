@@ -1,4 +1,4 @@
-"""Types of policies' values: how JSON that clients send is read.
+"""Types of policies' values, how JSON that clients send is read, and the choices and bounds of single policies.
 
 Like policy_table.py, this module imports next to nothing, as the command imports it.
 """
@@ -8,6 +8,18 @@ from typing import Any, NamedTuple
 INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 _TEXT_MAX = 4_096            # characters
 _TEXTS_MAX = 1_000           # texts in a list
+MIB = 1 << 20
+HOLD, EXCEPTION, EVICTION = QUOTA_ACTIONS = (
+    "producer_request_hold", "producer_exception", "consumer_backlog_eviction")
+PARTITIONS_MAX = 16_384      # partitions of one topic; arbitrary, and more than one host needs
+DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
+SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
+COMPACTION_ORDERS = BY_POSITION, BY_EVENT_TIME = "position", "event_time"
+EXPORTS = EXPORTS_NOTHING, EXPORTS_MESSAGES, EXPORTS_COMPACTED = "none", "messages", "compacted"
+STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",
+              "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
+TICK_MS_MAX, WINDOW_MS_MIN, WINDOW_MS_MAX = 24 * 3600 * 1000, 1_000, 4 * 7 * 24 * 3600 * 1000
+DELAY_MS_MAX = 100 * 365 * 24 * 3600 * 1000      # arbitrary: a century
 
 
 class Invalid(ValueError):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.catalogue.policy_table import EVICTION, EXCEPTION, HOLD
+from geminga.storage.catalogue.policy_values import EVICTION, EXCEPTION, HOLD
 from geminga.storage.cursors.cursor import EVICTED, Cursor
 from geminga.storage.enforcement.publish_gate import Barrier
 from geminga.storage.ledgers.ledger import Ledger

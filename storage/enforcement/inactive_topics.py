@@ -4,7 +4,7 @@ A subscription is deleted with its backlog, a topic with everything. Time counts
 unused, and anew after each start.
 """
 from geminga.proto import names
-from geminga.storage.catalogue.policy_table import DELETE_MODES
+from geminga.storage.catalogue.policy_values import DELETE_MODES
 from geminga.storage.commands import subscriptions
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.topics.owner_context import OwnerContext

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from geminga.proto.responses import SERVER_VERSION
-from geminga.storage.catalogue.policy_table import Part, Policy
+from geminga.storage.catalogue.policy_declaration import Part, Policy, Route
 from geminga.supervisor.admin.requests.authentication import is_page
 from geminga.supervisor.admin.requests.authorization import demand_of
-from geminga.supervisor.admin.requests.policy_routes import Route
 from geminga.supervisor.admin.resources.policies import SETTERS
 
 routes = web.RouteTableDef()

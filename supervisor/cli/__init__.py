@@ -17,6 +17,5 @@
 A command imports only the modules that it needs, when it runs: imports (numpy, protobuf, aiohttp) take most of its
 time.
 
-Imports: all rooms of the supervisor; of `admin/`, only the table `requests/policy_routes.py`.  Start with
-`admin/verbs.py`.
+Imports: all rooms of the supervisor but `admin/`.  Start with `admin/verbs.py`.
 """

@@ -3,26 +3,19 @@
     RANGES    first and last value of each number
     FORMS     pattern that a text, or each of a list of texts, matches
 
-A key added to an options' dataclass gets its row here.
+The bounds and choices of a policy's values hold for the keys with its defaults. Any other key that is added to an
+options' dataclass gets its row here.
 """
-from geminga.storage.catalogue.policy_table import (
-    COMPACTION_ORDERS,
-    DELAY_MS_MAX,
-    DELETE_MODES,
-    EXPORTS,
-    QUOTA_ACTIONS,
-    STRATEGIES,
-    SUBSCRIPTION_TYPES,
-    TICK_MS_MAX,
-    WINDOW_MS_MAX,
-    WINDOW_MS_MIN,
-)
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.catalogue.policy_values import COMPACTION_ORDERS
 from geminga.storage.runtime.log import LEVELS
 
 MIB = 1 << 20
+_DEFAULTS = {f"storage.{part.key}": part for policy in TABLE.values() for part in policy.parts if part.key}
 
 # Bounds without another cause are arbitrary: far beyond use, and small enough to catch a wrong unit.
 RANGES = {
+    **{key: part.key_range for key, part in _DEFAULTS.items() if part.type.name == "number"},
     "http_port": (-1, 65_535),
     "workers": (0, 1_024),
     "owners": (0, 1_024),
@@ -38,55 +31,25 @@ RANGES = {
     "storage.disk_refuse_below_bytes": (0, 1 << 50),
     "storage.disk_accept_above_bytes": (0, 1 << 50),
     "storage.disk_reserve_bytes": (0, 1 << 40),
-    "storage.auto_create_partitions": (0, 10_000),
     "storage.deduplication_names_max": (1, (1 << 31) - 1),
     "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
     "storage.discovery_grace_s": (0, 24 * 3600),
     "storage.replicated_snapshot_interval_s": (1, 24 * 3600),
     "storage.replicated_snapshot_timeout_s": (1, 24 * 3600),
     "storage.replicated_snapshots_max": (1, 1_000),      # each is looked at when one more comes
-    "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
-    "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_broker": (0, (1 << 31) - 1),
     "storage.max_unacked_percent_when_blocked": (1, 100),
     "storage.max_live_messages_per_connection": (0, (1 << 31) - 1),
     "storage.max_same_address_producers_per_topic": (0, (1 << 31) - 1),
     "storage.max_same_address_consumers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_producers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_consumers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_consumers_per_subscription": (0, (1 << 31) - 1),
-    "storage.max_subscriptions_per_topic": (0, (1 << 31) - 1),
-    "storage.max_topics_per_namespace": (0, (1 << 31) - 1),
-    "storage.inactive_topic_s": (1, (1 << 31) - 1),
-    "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
     "transactions.max_active": (0, (1 << 31) - 1),
-    "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
-    "storage.retention_bytes": (-1, 1 << 50),
-    "storage.delayed_delivery_tick_ms": (1, TICK_MS_MAX),
-    "storage.delayed_delivery_window_ms": (WINDOW_MS_MIN, WINDOW_MS_MAX),
-    "storage.delayed_delivery_max_ms": (0, DELAY_MS_MAX),
-    "storage.delayed_delivery_fixed_ms": (0, DELAY_MS_MAX),
-    "storage.compaction_threshold_bytes": (0, 1 << 50),
     "storage.max_tenants": (0, (1 << 31) - 1),
     "storage.max_namespaces_per_tenant": (0, (1 << 31) - 1),
     "storage.stats_window_s": (1, 3_600),
-    "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
-    "storage.backlog_quota_bytes": (-1, 1 << 50),
-    "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
-    "storage.publish_messages_per_topic": (-1, (1 << 31) - 1),
-    "storage.publish_bytes_per_topic": (-1, 1 << 50),
     "storage.publish_messages_per_broker": (-1, (1 << 31) - 1),
     "storage.publish_bytes_per_broker": (-1, 1 << 50),
-    "storage.dispatch_messages_per_topic": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_topic": (-1, 1 << 50),
-    "storage.dispatch_messages_per_replicator": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_replicator": (-1, 1 << 50),
-    "storage.dispatch_messages_per_subscription": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_subscription": (-1, 1 << 50),
     "storage.dispatch_messages_per_broker": (-1, (1 << 31) - 1),
     "storage.dispatch_bytes_per_broker": (-1, 1 << 50),
-    "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
-    "storage.subscribe_period_s": (1, 24 * 3600),
     "metrics.topics_max": (0, 1_000_000),
     "alarms.memory_percent": (1, 100),
     "alarms.memory_refuse_percent": (0, 100),
@@ -116,17 +79,14 @@ _HOST = r"[^\s/,]+"
 _LINE = r"[^\n]*", "one line"
 # Key: (the pattern, how an error describes it).
 FORMS = {
+    **{key: ("|".join(part.key_choices), ", ".join(part.key_choices))
+       for key, part in _DEFAULTS.items() if part.key_choices},
     "affinity": ("none|spread", "none or spread"),
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
-    "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
     "storage.compaction_order": ("|".join(COMPACTION_ORDERS), " or ".join(COMPACTION_ORDERS)),
-    "storage.export": ("|".join(EXPORTS), ", ".join(EXPORTS)),
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
-    "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
     "storage.replication_start_at": ("latest|earliest", "latest or earliest"),
-    "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
-    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "nightly.until": (r"(([01]\d|2[0-3]):[0-5]\d)?", "a time of day, HH:MM"),
     "nightly.engine": ("auto|here|spark", "auto, here or spark"),

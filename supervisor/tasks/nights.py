@@ -19,7 +19,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import CatalogueError
 from geminga.storage.catalogue.policies import Policies, policies_of
-from geminga.storage.catalogue.policy_table import BY_EVENT_TIME, EXPORTS_COMPACTED
+from geminga.storage.catalogue.policy_values import BY_EVENT_TIME, EXPORTS_COMPACTED
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of

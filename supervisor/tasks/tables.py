@@ -15,7 +15,7 @@ from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.policies import policies_of
-from geminga.storage.catalogue.policy_table import EXPORTS_NOTHING
+from geminga.storage.catalogue.policy_values import EXPORTS_NOTHING
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed

@@ -1,7 +1,6 @@
 """Words for people, which the command and the console share.
 
     human.py        sizes, counts, rates, lengths of time, ages, names of topics
-    policy_verbs.py    verbs and options that set a policy
     sentences.py    why a subscription stands still, and what to do
 
 Imports: `configuration/` and `pulsar_client/`, for units and texts that a terminal may show.

@@ -106,7 +106,7 @@ BUGS = [
         ("    for name in catalogue.policies.of(scope).keys() - {PERMISSIONS}:",
          "    for name in catalogue.policies.of(scope).keys():", "",
          "supervisor/test_effects.py"),
-        ("(policy_name in kept or policy_name not in _SHOWN_WHEN_SET)", "policy_name not in _SHOWN_WHEN_SET", ""),
+        ("(policy.name in kept or policy.name not in _SHOWN_WHEN_SET)", "policy.name not in _SHOWN_WHEN_SET", ""),
         ("    if not body.get(_RATE) and body.get(_OLD_RATE):", "    if False:", ""),
         ('await request.app[OWNERS].tell_all(ApplyPolicies(scope=scope))', "pass", "", "clients/test_policies.py")),
     *of("supervisor/admin/resources/messages.py", "supervisor/test_messages.py",

@@ -118,7 +118,7 @@ BUGS = [
          "storage/test_limits.py storage/test_policies.py clients/test_policies.py"),
         ("stored[quota][limit] >= bound > 0 for", "stored[quota][limit] > bound > 0 for",
          "retention may be as much as the quota")),
-    *of("storage/catalogue/policy_table.py", "storage/test_policies.py supervisor/test_policies_over_http.py",
+    *of("storage/catalogue/policy_declaration.py", "storage/test_policies.py supervisor/test_policies_over_http.py",
         ("if part.least is not None and value < part.least:", "if part.least is not None and value <= part.least:",
          "the least value is refused"),
         ("if part.most is not None and value > part.most:", "if part.most is not None and value >= part.most:",

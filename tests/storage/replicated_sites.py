@@ -18,7 +18,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE, SIZES
 from geminga.storage import format
 from geminga.storage.catalogue.policies import CLUSTERS
-from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.catalogue.policy_declaration import read
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.supervisor.replication.entries import Rewriter
 

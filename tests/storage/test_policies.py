@@ -16,7 +16,8 @@ from geminga.storage.catalogue.policies import (
     clash,
     policies_of,
 )
-from geminga.storage.catalogue.policy_table import TABLE, default, fields, read
+from geminga.storage.catalogue.policy_declaration import default, fields, read
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.catalogue.policy_values import Invalid
 from geminga.storage.catalogue.stored_policies import RIGHTS
 from geminga.storage.options import StorageOptions
@@ -137,6 +138,7 @@ def test_the_command_line_may_import_the_table_at_once():
     came = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name for name in came if name.split(".")[0] not in sys.stdlib_module_names} <= {
         "geminga", "geminga.storage", "geminga.storage.catalogue", "geminga.storage.catalogue.policy_table",
+        "geminga.storage.catalogue.policy_declaration", "geminga.storage.catalogue.policy_checks",
         "geminga.storage.catalogue.policy_values"}
 
 

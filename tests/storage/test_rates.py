@@ -6,7 +6,8 @@ import pytest
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
-from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.catalogue.policy_declaration import read
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.throttle_log import LINES_MAX, PERIOD_MS, QUIET_MS
 from geminga.storage.runtime.counters import make_counters

@@ -7,7 +7,8 @@ import pytest
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policies import CLUSTERS, policies_of
-from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.catalogue.policy_declaration import read
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.errors import StorageFull
 
 from .rig import Rig

@@ -8,7 +8,8 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.catalogue.policy_declaration import read
+from geminga.storage.catalogue.policy_table import TABLE
 
 SHARED, KEY_SHARED, FAILOVER = (
     api.CommandSubscribe.SubType.Value(name) for name in ("Shared", "Key_Shared", "Failover")

@@ -18,7 +18,6 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.lease import Lease
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import request_parts
-from geminga.supervisor.admin.requests.policy_routes import ROUTES
 from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
@@ -169,7 +168,7 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
              "domain": "persistent", "bundle": "0x00000000_0xffffffff"}
     members = {route.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts
                             for value in ("[]", "1e999", '"x"')]
-               for policy in TABLE.values() for route in ROUTES[policy.name] if route is not None}
+               for policy in TABLE.values() for route in (policy.namespace, policy.topic) if route is not None}
     for method, path in routes:
         if method not in ("PUT", "POST", "PATCH") or path.endswith("/compaction"):
             continue

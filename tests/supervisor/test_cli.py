@@ -405,11 +405,11 @@ def test_every_policy_has_its_verbs():
     """Each policy of the table can be set, shown and removed by a verb at each of its levels."""
     for of in ("namespace", "topic"):
         made = {verb.name for verb in policies.verbs(of)}
-        rows = [(policy, policies.verb_of(policy, of)) for policy in policies.TABLE.values() if of in policy.levels]
+        rows = [(policy, policy.verb_at(of)) for policy in policies.TABLE.values() if of in policy.levels]
         assert {f"set-{verb}" for _, verb in rows} <= made
-        gets = {policy.name: policies.VERBS[policy.name].get if of == "namespace" else "" for policy, _ in rows}
+        gets = {policy.name: policy.get if of == "namespace" else "" for policy, _ in rows}
         assert {f"get-{gets[policy.name] or verb}" for policy, verb in rows} <= made
-        removable = [verb for policy, verb in rows if getattr(policies.ROUTES[policy.name], of).removable]
+        removable = [verb for policy, verb in rows if policy.route_at(of).removable]
         assert {f"remove-{verb}" for verb in removable} <= made
 
 

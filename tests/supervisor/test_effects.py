@@ -19,7 +19,6 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.admin.questions import Release, Released, Trim
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
-from geminga.supervisor.admin.requests.policy_routes import ROUTES
 
 from ..harness import HANG_MS, Broker, eventually, request
 from ..proto.client_frames import T
@@ -874,7 +873,7 @@ def policies():
     """Return {(method, path): (policy, route)} of the routes that the table makes."""
     found = {}
     for policy in TABLE.values():
-        for route, prefix in zip(ROUTES[policy.name], (_N, _T), strict=True):
+        for route, prefix in ((policy.namespace, _N), (policy.topic, _T)):
             if route is not None and not route.kind:
                 found[route.method, f"{prefix}/{route.path}"] = policy, route
                 if route.removable:

@@ -8,7 +8,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.requests.authorization import DEMANDS
-from geminga.supervisor.admin.requests.policy_routes import ROUTES
 
 from ..harness import request
 
@@ -73,8 +72,8 @@ def test_parameters_are_those_that_handlers_and_their_helpers_read(document):
 
 
 def test_bodies_of_policies_are_those_of_their_table(document):
-    for name, both in ROUTES.items():
-        for route, prefix in ((both.namespace, "/admin/v2/namespaces/{tenant}/{namespace}"), (both.topic, _T)):
+    for name, policy in TABLE.items():
+        for route, prefix in ((policy.namespace, "/admin/v2/namespaces/{tenant}/{namespace}"), (policy.topic, _T)):
             if route is None or route.kind or route.query or route.implied is not None:
                 continue
             schema = body(document, route.method, f"{prefix}/{route.path}")

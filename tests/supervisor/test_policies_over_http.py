@@ -4,9 +4,8 @@ import uuid
 
 import pytest
 
+from geminga.storage.catalogue.policy_declaration import OWN_CLUSTER, Nothing
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.admin.requests.policy_routes import OWN_CLUSTER, ROUTES, Nothing
-from geminga.supervisor.wording.policy_verbs import VERBS, options_of, verb_of
 
 from ..harness import request
 
@@ -47,7 +46,7 @@ class Place:
     def __init__(self, broker, policy, level, name=None):
         self.policy, self.route, self.name = (
             policy,
-            getattr(ROUTES[policy.name], level),
+            policy.route_at(level),
             name or f"public/{uuid.uuid4().hex[:12]}",
         )
         namespace, topic = (f"{broker.http_url}/admin/v2/{base}"
@@ -80,15 +79,12 @@ class Place:
 
 
 def test_every_policy_has_routes_and_verbs_where_it_can_be_set():
-    assert list(ROUTES) == list(VERBS) == list(TABLE)
+    assert {policy.name for policy in TABLE.values() if not policy.levels} == set()
     for policy in TABLE.values():
-        assert [level for level, route in ROUTES[policy.name]._asdict().items() if route is not None] == [
-            *policy.levels
-        ]
-        assert VERBS[policy.name].options.keys() <= {part.json for part in policy.parts}
         for level in policy.levels:
-            assert verb_of(policy, level)
-            assert all(option.flags.startswith("-") for _, option in options_of(policy, level))
+            assert policy.verb_at(level) and policy.route_at(level).path
+            assert policy.options_at(level) or policy.route_at(level).implied is not None
+            assert all(option.flags.startswith("-") for _, option in policy.options_at(level))
 
 
 @pytest.mark.slow
@@ -111,7 +107,7 @@ def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "level"),
-                         [one for one in EVERY if getattr(ROUTES[one.values[0].name], one.values[1]).implied is None])
+                         [one for one in EVERY if one.values[0].route_at(one.values[1]).implied is None])
 def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
     place = Place(broker, policy, level)
     bodies = [b"{", b"[" * 100_000, b"\xff", b"[[1]]", b'{"": ' + b"9" * 5_000 + b"}", b"1e400", b"NaN", b"9" * 400]
@@ -178,7 +174,7 @@ def test_a_namespace_is_made_with_all_policies_and_shows_them(broker):
     url = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
     body: dict = {}
     for policy in TABLE.values():
-        route = ROUTES[policy.name].namespace
+        route = policy.namespace
         if route is None or not route.member or policy.name in ("entryFilters", "allowedClusters"):
             continue
         *outer, name = route.member.split("/") + ["standalone"] * route.by_cluster

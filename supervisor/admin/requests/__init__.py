@@ -1,7 +1,6 @@
 """Processing of every request before its route: its parts, authentication, authorization, and the audit log.
 
     request_parts.py    the catalogue, path, query and body of a request, and the topics that it names
-    policy_routes.py    paths and methods of policies
     owners.py           questions to the owner processes, which alone may change a topic
     replicator.py       questions to the replicator, which sends messages to other clusters
     authentication.py   finds out who sends a request

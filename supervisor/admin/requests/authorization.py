@@ -11,9 +11,9 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE
 from geminga.proto.errors import Refusal
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.requests.authentication import IDENTITY, is_page
-from geminga.supervisor.admin.requests.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.request_parts import (
     COUNTERS,
     catalogue_of,
@@ -321,8 +321,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (None, "GET", ("/ws/v2/{kind}/{rest}", "/ws/v3/{kind}/{rest}")),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
-for _routes in ROUTES.values():
-    for _route, _prefix, _demand in ((_routes.namespace, _N, NAMESPACE), (_routes.topic, _T, TOPIC_POLICY)):
+for _policy in TABLE.values():
+    for _route, _prefix, _demand in ((_policy.namespace, _N, NAMESPACE), (_policy.topic, _T, TOPIC_POLICY)):
         if _route is not None and not _route.kind:
             for _method in ("GET", _route.method):
                 DEMANDS[_method, f"{_prefix}/{_route.path}"] = _demand

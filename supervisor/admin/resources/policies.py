@@ -1,4 +1,4 @@
-"""Policies of namespaces and topics over HTTP: GET, POST or PUT, and DELETE of every route of policy_routes.py.
+"""Policies of namespaces and topics over HTTP: GET, POST or PUT, and DELETE of every `Route` of policy_table.py.
 
 Before an answer leaves, the catalogue has the change on disk and every owner applies it.
 """
@@ -10,13 +10,13 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyPolicies
 from geminga.storage.catalogue.policies import CLASHING, DISPATCH_RATE_OF, applied, clash
-from geminga.storage.catalogue.policy_table import NAMESPACE as NAMESPACE_LEVEL
-from geminga.storage.catalogue.policy_table import TABLE, Policy, default, read
-from geminga.storage.catalogue.policy_table import TOPIC as TOPIC_LEVEL
+from geminga.storage.catalogue.policy_declaration import NAMESPACE as NAMESPACE_LEVEL
+from geminga.storage.catalogue.policy_declaration import OWN_CLUSTER, Nothing, Policy, Route, default, read
+from geminga.storage.catalogue.policy_declaration import TOPIC as TOPIC_LEVEL
+from geminga.storage.catalogue.policy_table import TABLE, TOO_LARGE_SIZE
 from geminga.storage.catalogue.policy_values import Invalid, OutOfRange
 from geminga.storage.catalogue.stored_policies import PERMISSIONS
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.policy_routes import OWN_CLUSTER, ROUTES, TOO_LARGE_SIZE, Nothing, Route
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
     TOPIC,
@@ -35,8 +35,8 @@ from geminga.supervisor.admin.resources.clusters import choice
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
 SETTERS: dict[Any, tuple[Policy, Route]] = {}      # handlers that set a policy
-_QUOTAS = {routes_of.namespace.kind: TABLE[name] for name, routes_of in ROUTES.items()
-           if routes_of.namespace is not None and routes_of.namespace.kind}
+_QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values()
+           if policy.namespace is not None and policy.namespace.kind}
 
 # In a namespace's object of policies this rate has an older name too.
 _RATE, _OLD_RATE = "topicDispatchRate", "clusterDispatchRate"
@@ -72,8 +72,8 @@ def _namespace(request: web.Request) -> str:
 
 def route_of(name: str, *, is_topic: bool) -> Route | None:
     """Return the route of a policy for topics or for namespaces, None if it cannot be set there."""
-    found = ROUTES.get(name)
-    return found and (found.topic if is_topic else found.namespace)
+    policy = TABLE.get(name)
+    return policy and policy.route_at(TOPIC_LEVEL if is_topic else NAMESPACE_LEVEL)
 
 
 def read_value(policy: Policy, route: Route, sent: Any, choice: Choice, *, is_topic: bool) -> Any:
@@ -118,7 +118,7 @@ def read_members(body: dict[str, Any], choice: Choice) -> dict[str, Any]:
     if not body.get(_RATE) and body.get(_OLD_RATE):
         body = body | {_RATE: body[_OLD_RATE]}
     for policy in TABLE.values():
-        route = ROUTES[policy.name].namespace
+        route = policy.namespace
         if route is None or not route.member:
             continue
         path = route.member.split("/") + [choice.own] * route.by_cluster
@@ -139,16 +139,16 @@ def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
     Some policies that are not set appear with their default. kept: {policy: value that is set}.
     """
     shown: dict[str, Any] = {}
-    for policy_name, routes_of in ROUTES.items():
-        route = routes_of.namespace
+    for policy in TABLE.values():
+        route = policy.namespace
         if route is None or not route.member:
             continue
         *outer, name = route.member.split("/") + [cluster_name] * route.by_cluster
         into = shown
         for part in outer:
             into = into.setdefault(part, {})
-        value = kept.get(policy_name, _unset(route, cluster_name))
-        if not isinstance(value, Nothing) and (policy_name in kept or policy_name not in _SHOWN_WHEN_SET):
+        value = kept.get(policy.name, _unset(route, cluster_name))
+        if not isinstance(value, Nothing) and (policy.name in kept or policy.name not in _SHOWN_WHEN_SET):
             into[name] = value
     return shown | {_OLD_RATE: shown[_RATE]}
 
@@ -243,10 +243,10 @@ def _add(policy: Policy, route: Route, prefix: str) -> None:
         routes.delete(prefix + (route.remove or route.path))(delete)
 
 
-for _name, _routes in ROUTES.items():
-    for _route, _prefix in ((_routes.namespace, _NAMESPACE), (_routes.topic, _TOPIC)):
+for _policy in TABLE.values():
+    for _route, _prefix in ((_policy.namespace, _NAMESPACE), (_policy.topic, _TOPIC)):
         if _route is not None and not _route.kind:
-            _add(TABLE[_name], _route, _prefix)
+            _add(_policy, _route, _prefix)
 
 
 # -- backlog quotas: a parameter says which one is set, and one object shows all
@@ -306,7 +306,7 @@ async def get_dispatch_rate(request: web.Request) -> web.Response:
 async def set_dispatch_rate(request: web.Request) -> web.Response:
     """Set the dispatch rate of one subscription."""
     scope, sent = _scope(request), await body_of(request)
-    route = ROUTES[_EACH.name].topic
+    route = _EACH.topic
     assert route is not None
     value = None if sent is None else read_value(
         _EACH, route, sent, choice(request, _namespace(request)), is_topic=True)
@@ -341,7 +341,7 @@ async def in_force(request: web.Request) -> web.Response:
               NAMESPACE_LEVEL: topics.catalogue.policies.of(topic.namespace)}
     rows = []
     for policy in TABLE.values():
-        if not policy.where or ROUTES[policy.name].topic is None:
+        if not policy.where or policy.topic is None:
             continue
         values = {level: kept.get(policy.name) for level, kept in levels.items()}
         origin = next((level for level, value in values.items() if value is not None), "broker")
@@ -359,7 +359,7 @@ async def in_force_in_namespace(request: web.Request) -> web.Response:
     topics = request.app[TOPICS]
     kept, rows = topics.catalogue.policies.of(namespace_of(request)), []
     for policy in TABLE.values():
-        if not policy.where or ROUTES[policy.name].namespace is None:
+        if not policy.where or policy.namespace is None:
             continue
         value, of_broker = kept.get(policy.name), default(policy, topics.storage)
         rows.append({"policy": policy.name, "value": of_broker if value is None else value,

@@ -14,7 +14,7 @@ from geminga.storage.admin.questions import Delete, IsUsed, Subscribe
 from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
-from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
+from geminga.storage.catalogue.policy_values import PARTITIONS_MAX
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (

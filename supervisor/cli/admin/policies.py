@@ -2,10 +2,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy
-from geminga.supervisor.admin.requests.policy_routes import ROUTES, Route
+from geminga.storage.catalogue.policy_declaration import NAMESPACE, TOPIC, Part, Policy, Route
+from geminga.storage.catalogue.policy_declaration import Option as ValueOption
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
-from geminga.supervisor.wording.policy_verbs import VERBS, ValueOption, options_of, verb_of
 
 Row = tuple[Policy, Route]
 # Verbs of topics that one subscription may have too: (option, path).
@@ -21,9 +21,9 @@ def verbs(level: str) -> list[Verb]:
     """
     rows: dict[str, list[Row]] = {}
     for policy in TABLE.values():
-        route = ROUTES[policy.name].topic if level == TOPIC else ROUTES[policy.name].namespace
+        route = policy.route_at(level)
         if route is not None:
-            rows.setdefault(verb_of(policy, level), []).append((policy, route))
+            rows.setdefault(policy.verb_at(level), []).append((policy, route))
     return [verb for stem, kinds in rows.items() for verb in _three(level, stem, kinds)]
 
 
@@ -45,7 +45,7 @@ def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
     if level == TOPIC:
         applied = (Option("--applied -ap -a", "?applied", "the value in force, wherever it was set", FLAG),)
     options, example, body = _settable(level, policy, route)
-    get = VERBS[policy.name].get if level == NAMESPACE else ""
+    get = policy.get if level == NAMESPACE else ""
     made = [Verb(f"set-{stem}", route.method, path, f"Set: {doc}", (*kind, *options), example, of_one, body),
             Verb(f"get-{get or stem}", "GET", where + named, f"Show: {doc}",
                  (*(kind if of_one else ()), *applied), "", of_one)]
@@ -67,7 +67,7 @@ def _settable(level: str, policy: Policy,
     options: list[Option] = []
     example: list[str] = []
     makers: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
-    for part, option in options_of(policy, level):
+    for part, option in policy.options_at(level):
         of_part = _options(part, option, route)
         options += of_part
         if option.required or not example:
@@ -118,7 +118,7 @@ def _sample(part: Part, option: ValueOption) -> str:
 def table() -> list[dict[str, str]]:
     """Return the rows that `geminga admin policies` prints, one for each policy."""
     return [{"policy": policy.name,
-             "namespaces": f"set-{verb_of(policy, NAMESPACE)}" if NAMESPACE in policy.levels else "-",
-             "topics": f"set-{verb_of(policy, TOPIC)}" if TOPIC in policy.levels else "-",
+             "namespaces": f"set-{policy.verb_at(NAMESPACE)}" if NAMESPACE in policy.levels else "-",
+             "topics": f"set-{policy.verb_at(TOPIC)}" if TOPIC in policy.levels else "-",
              "meaning": policy.doc + ("" if policy.where else f" No effect here: {policy.why}")}
             for policy in TABLE.values()]

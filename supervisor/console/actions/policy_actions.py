@@ -8,14 +8,13 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy, read
+from geminga.storage.catalogue.policy_declaration import NAMESPACE, TOPIC, Option, Part, Policy, Route, read
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.admin.requests.policy_routes import ROUTES, Route
 from geminga.supervisor.console.actions.action import NOTHING, Action, Actions, Field, Make, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import text, topic_path
 from geminga.supervisor.wording import human
-from geminga.supervisor.wording.policy_verbs import ValueOption, options_of, verb_of
 
 actions = Actions()
 _UNITS = {"minutes": "m", "ms": "ms", "MB": "M"}      # as the command writes them
@@ -31,10 +30,6 @@ class _Level(NamedTuple):
     group: str               # of commands
     prefix: str              # of the names of actions
 
-    def route(self, policy: Policy) -> Route | None:
-        found = ROUTES[policy.name]
-        return found.topic if self.name == TOPIC else found.namespace
-
     def path(self, place: str, rest: str) -> str:
         """Return the path over REST of what belongs to a topic or namespace."""
         return f"/admin/v2/{topic_path(place) if self.name == TOPIC else f'namespaces/{place}'}/{rest}"
@@ -45,7 +40,7 @@ class _Level(NamedTuple):
 
     def command(self, verb: str, policy: Policy, place: str, *words: str) -> str:
         told = human.short(place) if self.name == TOPIC else place
-        return shlex.join(["geminga", "admin", self.group, f"{verb}-{verb_of(policy, self.name)}", told, *words])
+        return shlex.join(["geminga", "admin", self.group, f"{verb}-{policy.verb_at(self.name)}", told, *words])
 
 
 LEVELS = {TOPIC: _Level(TOPIC, "topicPolicies", ""), NAMESPACE: _Level(NAMESPACE, "namespaces", "namespace-")}
@@ -57,10 +52,10 @@ def action_name(policy: str, level: str = TOPIC, verb: str = "set") -> str:
 
 
 def _fields(policy: Policy, level: _Level) -> tuple[Field, ...]:
-    return tuple(_field(part, option) for part, option in options_of(policy, level.name))
+    return tuple(_field(part, option) for part, option in policy.options_at(level.name))
 
 
-def _field(part: Part, option: ValueOption) -> Field:
+def _field(part: Part, option: Option) -> Field:
     name, label = part.json or _VALUE, part.json or text("action.policy.value")
     label += f" ({unit})" if (unit := option.unit) else ""
     if part.type.name == "true or false":
@@ -74,7 +69,7 @@ def _field(part: Part, option: ValueOption) -> Field:
 
 def _sent(policy: Policy, values: Values, level: _Level) -> Any:
     """Return the JSON that sets a policy to what fields say.  Raises Wrong."""
-    told = {part.json: _value(part, typed) for part, _ in options_of(policy, level.name)
+    told = {part.json: _value(part, typed) for part, _ in policy.options_at(level.name)
             if (typed := values.get(part.json or _VALUE, "").strip()) or part.type.name == "list"}
     sent = told if policy.is_object else told.get("")
     try:
@@ -98,7 +93,7 @@ def _words(policy: Policy, sent: Any, level: _Level, route: Route) -> Iterator[s
     """Yield the options of the command for a value."""
     if route.kind:
         yield from ("--type", route.kind)
-    for part, option in options_of(policy, level.name):
+    for part, option in policy.options_at(level.name):
         value = sent.get(part.json) if policy.is_object else sent
         if value is None or value == []:
             continue
@@ -138,13 +133,13 @@ def _setting(policy: Policy, level: _Level, route: Route) -> Make:
 
 def is_removable(policy: str, level: str = TOPIC) -> bool:
     """Whether a policy can be removed at a level; otherwise another value can be set."""
-    route = LEVELS[level].route(TABLE[policy])
+    route = TABLE[policy].route_at(level)
     return route is not None and (route.removable or route.nullable)
 
 
 for _level in LEVELS.values():
     for _policy in TABLE.values():
-        if _policy.where and (_route := _level.route(_policy)) is not None:
+        if _policy.where and (_route := _policy.route_at(_level.name)) is not None:
             actions.append(Action(action_name(_policy.name, _level.name), _setting(_policy, _level, _route),
                                   (_level.name,), _fields(_policy, _level), False, _WORDS,
                                   f"{_policy.name}: {_policy.doc}"))
@@ -153,7 +148,7 @@ for _level in LEVELS.values():
 def _removing(level: _Level) -> Make:
     async def remove(ask: Asking, values: Values) -> Plan:
         place, policy = values[level.name], TABLE.get(values["policy"])
-        route = level.route(policy) if policy is not None else None
+        route = policy.route_at(level.name) if policy is not None else None
         if policy is None or route is None:
             raise Wrong(text("action.remove-policy.none"))
         rows = await ask.get(level.questions(place))

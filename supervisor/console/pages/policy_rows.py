@@ -2,7 +2,7 @@
 import json
 from typing import Any
 
-from geminga.storage.catalogue.policy_table import TOPIC
+from geminga.storage.catalogue.policy_declaration import TOPIC
 from geminga.supervisor.console.actions.policy_actions import LEVELS, action_name, is_removable
 from geminga.supervisor.console.asking import Asking
 

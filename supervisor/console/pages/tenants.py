@@ -3,7 +3,7 @@ import asyncio
 import json
 from typing import Any
 
-from geminga.storage.catalogue.policy_table import NAMESPACE
+from geminga.storage.catalogue.policy_declaration import NAMESPACE
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.page import Pages, Values
 from geminga.supervisor.console.pages import policy_rows
