@@ -3,6 +3,7 @@ tested.
 """
 import gzip
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -51,19 +52,27 @@ def packages_on_disk():
 def test_every_package_on_disk_is_packaged_and_no_other():
     """A folder that pyproject.toml forgets works in an editable install and is missing from the wheel."""
     assert sorted(PACKAGES) == sorted(packages_on_disk())
-    assert SETUPTOOLS["package-dir"] == {"": ".source"}
+    assert SETUPTOOLS["package-dir"] == {"geminga": "."}
     links = {link.name: link.readlink() for link in (ROOT / ".source/geminga").iterdir()}
     assert links == {layer: Path("../..", layer) for layer in LAYERS}
 
 
-def test_an_editor_finds_every_package():
-    """The folders on sys.path lead to each package: editors and type checkers look there, and run no import hook."""
+def test_a_type_checker_finds_every_package():
+    """mypy runs no import hook, and follows the links."""
+    assert PROJECT["tool"]["mypy"]["mypy_path"] == ".source"
     assert {package: folders_of(package) for package in PACKAGES} == {
         package: [ROOT / package.removeprefix("geminga.").replace(".", "/")] for package in PACKAGES}
 
 
+def test_a_module_has_one_path():
+    """Tracebacks, coverage and breakpoints name files where an editor has them open, and not the links to them."""
+    modules = [importlib.import_module(package) for package in PACKAGES]
+    assert {module.__file__ for module in modules} == {
+        str(ROOT / package.removeprefix("geminga.").replace(".", "/") / "__init__.py") for package in PACKAGES}
+
+
 def folders_of(package):
-    path = None
+    path = [str(ROOT / ".source")]
     for depth in range(1, package.count(".") + 2):
         spec = PathFinder.find_spec(".".join(package.split(".")[:depth]), path)
         path = list(spec.submodule_search_locations)
@@ -72,15 +81,15 @@ def folders_of(package):
 
 @pytest.mark.slow
 def test_a_new_package_needs_no_new_installation(tmp_path):
-    """An editable install of a copy, as pip asks for it, is one line with a path."""
+    """An editable install of a copy, as pip asks for it, leads to the folder above all packages."""
     for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
         copy(name, tmp_path)
     build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        [link] = [name for name in archive.namelist() if ".dist-info/" not in name]
-        assert link.endswith(".pth") and archive.read(link).decode().split() == [str(tmp_path / ".source")]
+        [finder] = [name for name in archive.namelist() if name.endswith("_finder.py")]
+        assert f"= {{'geminga': '{tmp_path}'}}" in archive.read(finder).decode()
 
 
 def test_every_folder_with_code_is_a_package():

@@ -48,7 +48,7 @@ class Walk:
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname.partition(".<locals>")[0]
         if ROOT not in file.parents:
             return
-        file = str(file.relative_to(ROOT)).removeprefix(".source/geminga/")
+        file = str(file.relative_to(ROOT))
         if file.startswith(LAYERS) and not file.startswith(GROUND) and not _is_property(name, frame.f_globals):
             self.entered[file, name] = None
 
