@@ -36,6 +36,8 @@ FOLDER = pytest.StashKey[Path]()      # the folder that was made for this run
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true",
                      help="only tests of some milliseconds; all packages are covered in under a minute")
+    parser.addoption("--nightly", action="store_true",
+                     help="only the long tests, which no other run has, as shorter ones show the same in small")
 
 
 @pytest.hookimpl(tryfirst=True)      # pytest must see the option basetemp before it chooses its own folder

@@ -1,7 +1,11 @@
-"""The fast tests: tests of every package that take next to no time, together less than a minute on two cores.
+"""The fast tests: tests of every package that take next to no time, together less than a minute on two cores; and the
+nightly ones, which take minutes each and are left out unless they are asked for.
 
 `--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a
 mark.
+
+A test that is marked nightly does for minutes what a test of every run does in short, such as a hundred kills instead
+of twenty.  `--nightly` runs these tests and no others.
 
 A fast run ends with the names of tests that took more than CPU_MAX seconds of the processor, so that somebody marks
 them slow.  The run does not fail for such tests, because machines differ in how much a second of the processor does.
@@ -23,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 # folders whose tests talk to whole brokers as clients do, or kill them
 WHOLE = [HERE / name for name in ("clients", "crash")]
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
-            "filled_broker", "guarded", "package", "replicating", "several", "two"}
+            "filled_broker", "guarded", "package", "replicating", "several", "sites", "two"}
 MARKS = ("slow", "java", "spark", "go")
 SLOW_FILE = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(MARKS)})\b", re.MULTILINE)
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
@@ -55,11 +59,15 @@ def _is_slow_file(path: Path) -> bool:
     return path.suffix == ".py" and SLOW_FILE.search(path.read_text()) is not None
 
 
+def is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    is_nightly = item.get_closest_marker("nightly") is not None
+    return is_nightly if config.option.nightly else not (is_nightly or (config.option.fast and is_slow(item)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[MODULES] = {item.module for item in items if isinstance(item, pytest.Function) and not is_slow(item)}
-    if config.option.fast:
-        left_out = [item for item in items if is_slow(item)]
-        items[:] = [item for item in items if not is_slow(item)]
+    if left_out := [item for item in items if not is_wanted(item, config)]:
+        items[:] = [item for item in items if is_wanted(item, config)]
         config.hook.pytest_deselected(items=left_out)
 
 

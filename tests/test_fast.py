@@ -89,6 +89,21 @@ def test_only_fast_tests_run_in_several_processes(monkeypatch):
     assert bootstrap.processes_of_tests(["-q"]) == []
 
 
+def test_slow_and_nightly_tests_are_left_out_unless_they_are_asked_for():
+    """A nightly test runs when it is asked for and not before, whatever other marks it has."""
+    cases = [], ["slow"], ["nightly"], ["nightly", "slow"]
+
+    def wanted(**options):
+        config = SimpleNamespace(option=SimpleNamespace(**{"fast": False, "nightly": False} | options))
+        items = [SimpleNamespace(get_closest_marker=dict.fromkeys(marks, True).get, path=Path("it.py"))
+                 for marks in cases]
+        return [marks for marks, item in zip(cases, items, strict=True) if fast.is_wanted(item, config)]
+
+    assert wanted() == [[], ["slow"]]
+    assert wanted(fast=True) == [[]]
+    assert wanted(nightly=True) == [["nightly"], ["nightly", "slow"]]
+
+
 def test_processes_of_tests_keep_what_python_compiles():
     assert not sys.dont_write_bytecode and "PYTHONDONTWRITEBYTECODE" not in os.environ
 

@@ -9,9 +9,9 @@ import threading
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, request, unique_topic
 from .test_administration import topic_url
-from .test_key_values import LONG, compact
+from .test_key_values import compact
 
 BATCHES = {"batching_enabled": True, "batching_max_messages": 10, "batching_max_publish_delay_ms": 1_000}
 
@@ -66,7 +66,7 @@ class Reading:
     def read(self, reader, at_most: int = 1 << 30):
         """Read up to `at_most` messages, as long as the reader has any."""
         while at_most and reader.has_message_available():
-            self.take(reader.read_next(1_000 * LONG))
+            self.take(reader.read_next(HANG_MS))
             at_most -= 1
         return self
 
@@ -156,7 +156,7 @@ def test_what_is_gone_from_ledgers_comes_from_the_view(small_broker, connect):
     compact(small_broker, table.topic)
     before = internal_stats(small_broker, table.topic)
     assert request("POST", topic_url(small_broker, table.topic, "subscription/all/skip_all"))[0] == 204
-    after = eventually(lambda: len((said := internal_stats(small_broker, table.topic))["ledgers"]) == 1 and said, LONG)
+    after = eventually(lambda: len((said := internal_stats(small_broker, table.topic))["ledgers"]) == 1 and said)
     assert len(before["ledgers"]) > 3 and after["compactedLedger"]["entries"] == len(table.values)
     table.put(("key-3", "more"))
     reading = Reading().read(reader_of(client, table.topic))
@@ -180,7 +180,7 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
     table.put_many("first", 300, 100)
     compact(broker, table.topic)
     assert request("POST", topic_url(broker, table.topic, "subscription/all/skip_all"))[0] == 204
-    eventually(lambda: len(internal_stats(broker, table.topic)["ledgers"]) == 1, LONG)
+    eventually(lambda: len(internal_stats(broker, table.topic)["ledgers"]) == 1)
     consuming = Reading()
 
     def subscribe(client):
@@ -190,7 +190,7 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
 
     consumer = subscribe(client)
     for number in range(30):
-        message = consumer.receive(1_000 * LONG)
+        message = consumer.receive(HANG_MS)
         consuming.take(message)
         if number % 3:
             consumer.acknowledge(message)
@@ -200,7 +200,7 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
         client = connect(broker.start().service_url)
         consumer = subscribe(client)
     else:
-        broker.wait_replaced(who, 0, broker.kill(who), LONG)
+        broker.wait_replaced(who, 0, broker.kill(who))
     again = Reading()
 
     def next_message():
@@ -212,6 +212,6 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
         consumer.acknowledge(message)
         return False
 
-    eventually(next_message, LONG)
+    eventually(next_message)
     assert consuming.values | again.values == table.values and again.ghosts == 0
     assert set(consuming.ids[::3]) <= set(again.ids)      # not acknowledged

@@ -20,7 +20,8 @@ from ..harness import COMMAND, HANG_MS, Broker, unique_topic
 pytestmark = pytest.mark.spark
 
 LONG_MS = HANG_MS
-A_QUARTER = 80_789      # flights from January to March
+A_WEEK = 6_099
+A_QUARTER = 80_789      # from January to March
 
 
 class Flight(Record):
@@ -33,8 +34,9 @@ class Flight(Record):
     dep_delay = Integer()
 
 
-@pytest.fixture(scope="module")
-def flights() -> pa.Table:
+@pytest.fixture(scope="module", params=[A_WEEK, pytest.param(A_QUARTER, marks=pytest.mark.nightly)],
+                ids=["a_week", "a_quarter"])
+def flights(request) -> pa.Table:
     """Return the first of the flights, which are in the order of their times; unknown planes and delays of cancelled
     flights are null.
     """
@@ -43,7 +45,7 @@ def flights() -> pa.Table:
         text = archive.read("flights.csv")
     options = pyarrow.csv.ConvertOptions(include_columns=list(Flight._fields), null_values=["NA"],
                                          strings_can_be_null=True)
-    return pyarrow.csv.read_csv(io.BytesIO(text), convert_options=options)[:A_QUARTER]
+    return pyarrow.csv.read_csv(io.BytesIO(text), convert_options=options)[:request.param]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def topic(broker, flights) -> str:
     return name
 
 
-def test_a_quarter_of_flights_is_queried_and_compacted(broker, flights, topic, spark, client):
+def test_flights_are_queried_and_compacted(broker, flights, topic, spark, client):
     register(spark)
 
     def loaded(**options: str):

@@ -13,12 +13,11 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .java import JavaTools, fetch_jars
 from .test_administration import topic_url
 from .test_go_client import build, go  # noqa: F401  (a fixture)
 
-LONG = 60      # seconds; nothing takes so long unless it has failed
 KEYS = [f"key-{number}" for number in range(60)]
 PROGRAM = Path(__file__).parent / "java_sources" / "KeyValues.java"
 
@@ -45,7 +44,7 @@ def compact(broker, topic: str) -> None:
     """Start a compaction of the topic, and wait until it has ended."""
     url = topic_url(broker, topic, "compaction")
     assert request("PUT", url)[0] == 204
-    status = eventually(lambda: (said := json.loads(request("GET", url)[1]))["status"] != "RUNNING" and said, LONG)
+    status = eventually(lambda: (said := json.loads(request("GET", url)[1]))["status"] != "RUNNING" and said)
     assert status == {"status": "SUCCESS", "lastError": ""}
 
 
@@ -60,7 +59,7 @@ def put_by_python(client, topic: str, pairs: Pairs, **how) -> None:
 def get_by_python(client, topic: str) -> Pairs:
     reader, found = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True), []
     while reader.has_message_available():
-        message = reader.read_next(1000 * LONG)
+        message = reader.read_next(1000 * HANG_SECONDS)
         found.append((message.partition_key(), message.data().decode() or None))
     reader.close()
     return found
@@ -72,7 +71,7 @@ def get_by_consumer(client, topic: str, count: int) -> Pairs:
                                 is_read_compacted=True)
     found = []
     for _ in range(count):
-        message = consumer.receive(1000 * LONG)
+        message = consumer.receive(1000 * HANG_SECONDS)
         found.append((message.partition_key(), message.data().decode() or None))
         consumer.acknowledge(message)
     consumer.unsubscribe()
@@ -90,7 +89,7 @@ class Traffic:
 
     def __enter__(self) -> "Traffic":
         self._thread.start()
-        eventually(lambda: len(self.pairs) > 10, LONG)
+        eventually(lambda: len(self.pairs) > 10)
         return self
 
     def __exit__(self, *_) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .test_administration import topic_url
 from .test_python_client import assert_silent, bodies_of, data_of, earliest, publish, receive
 
-LONG = 60     # seconds; nothing takes so long unless it has failed
 ONE_A_SECOND = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
 
 
@@ -52,7 +51,7 @@ def test_who_publishes_too_much_waits_and_loses_nothing(broker, client, topic):
     )
     sets(broker, topic, "publishRate", ONE_A_SECOND)
     receipts = send_all(producer, bodies)
-    found = eventually(lambda: [cause for cause in causes(broker, topic) if cause["cause"] == "publish rate"], LONG)
+    found = eventually(lambda: [cause for cause in causes(broker, topic) if cause["cause"] == "publish rate"])
     assert [cause["rule"] for cause in found] == [f"publishRate of topic {topic}: 1 messages in a second"]
     other_client = pulsar.Client(broker.service_url)
     try:
@@ -62,7 +61,7 @@ def test_who_publishes_too_much_waits_and_loses_nothing(broker, client, topic):
     assert not receipts[-1].done()
     assert shown(broker, topic)["publishRateLimitedTimes"] > 0
     sets(broker, topic, "publishRate", None)
-    assert {receipt.result(timeout=LONG) for receipt in receipts} == {pulsar.Result.Ok}
+    assert {receipt.result(timeout=HANG_SECONDS) for receipt in receipts} == {pulsar.Result.Ok}
     assert data_of(receive(consumer, len(bodies))) == bodies
 
 
@@ -77,10 +76,10 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_dead(start_broker, tmp_
         [before] = shown(broker, topic)["publishers"]
         receipts = send_all(producer, bodies_of(100))
         # for five times as long as a PING may go unanswered
-        assert receipts[7].result(timeout=LONG) == pulsar.Result.Ok
+        assert receipts[7].result(timeout=HANG_SECONDS) == pulsar.Result.Ok
         assert [publisher["address"] for publisher in shown(broker, topic)["publishers"]] == [before["address"]]
         sets(broker, topic, "publishRate", None)
-        assert {receipt.result(timeout=LONG) for receipt in receipts} == {pulsar.Result.Ok}
+        assert {receipt.result(timeout=HANG_SECONDS) for receipt in receipts} == {pulsar.Result.Ok}
     finally:
         client.close()
 
@@ -99,14 +98,14 @@ def test_a_client_that_is_not_read_from_keeps_its_producers_name(broker, client,
         other_client.close()
     assert [publisher["address"] for publisher in shown(broker, topic)["publishers"]] == [before["address"]]
     sets(broker, topic, "publishRate", None)
-    assert {receipt.result(timeout=LONG) for receipt in receipts} == {pulsar.Result.Ok}
+    assert {receipt.result(timeout=HANG_SECONDS) for receipt in receipts} == {pulsar.Result.Ok}
 
 
 def test_a_producer_that_is_closed_while_it_waits_loses_nothing(broker, client, topic):
     producer, bodies = client.create_producer(topic, batching_enabled=False), bodies_of(100)
     sets(broker, topic, "publishRate", ONE_A_SECOND)
     receipts = send_all(producer, bodies)
-    receipts[0].result(timeout=LONG)
+    receipts[0].result(timeout=HANG_SECONDS)
     sets(broker, topic, "publishRate", None)
     producer.flush()
     producer.close()

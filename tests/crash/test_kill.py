@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 from contextlib import ExitStack, contextmanager
+from math import ceil
 
 import pytest
 
@@ -22,7 +23,8 @@ from .promises import is_ascending
 from .traffic import SECONDS, Publisher, Subscriber, left_in, topic_of_owner
 
 BACK_SECONDS = 5          # a second is promised; the rest is for the machine
-KILLS = 100
+KILLS = 20
+KILLS_OF_A_NIGHT = 100
 TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 RECOVERED = "of its journal in place"          # what an owner that had something to replay says
 
@@ -56,13 +58,14 @@ def not_any(number):
 
 
 @pytest.mark.usefixtures("start_broker")        # skipped where no broker may be killed
-def test_what_was_promised_holds_over_many_kills_at_random_moments(tmp_path, seed):
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_OF_A_NIGHT, marks=pytest.mark.nightly)])
+def test_what_was_promised_holds_over_many_kills_at_random_moments(tmp_path, seed, kills):
     """Real and raw clients at full speed lose nothing over repeated kills of every process (run.py in small)."""
     figures = Figures()
-    for number in range(KILLS // run.KILLS):
-        figures.add(run.Round(tmp_path / f"round-{number}", seed + number).run(run.KILLS))
+    for number in range(ceil(kills / run.KILLS)):
+        figures.add(run.Round(tmp_path / f"round-{number}", seed + number).run(min(kills, run.KILLS)))
     print(figures.table())
-    assert figures.ends.total() == KILLS
+    assert figures.ends.total() == kills
     assert figures.receipted and figures.acknowledged
     assert figures.is_good
 

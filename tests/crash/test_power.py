@@ -12,7 +12,8 @@ from geminga.storage.disk.files import FileSystem, sync_all
 from . import power
 from .forgetful import PAGE, Disk, why_not
 
-CUTS = 20
+CUTS = 6
+CUTS_OF_A_NIGHT = 20
 PAGES = 200
 
 
@@ -43,10 +44,11 @@ def sync(path):
         os.close(fd)
 
 
-def test_what_was_promised_holds_over_power_cuts(tmp_path, mountable, seed):
-    figures = power.Round(tmp_path / "round", seed).run(CUTS)
+@pytest.mark.parametrize("cuts", [CUTS, pytest.param(CUTS_OF_A_NIGHT, marks=pytest.mark.nightly)])
+def test_what_was_promised_holds_over_power_cuts(tmp_path, mountable, seed, cuts):
+    figures = power.Round(tmp_path / "round", seed).run(cuts)
     print(figures.table())
-    assert figures.ends.total() >= CUTS
+    assert figures.ends.total() >= cuts
     assert figures.receipted and figures.acknowledged
     assert figures.is_good
 

@@ -14,13 +14,12 @@ import pytest
 
 from geminga.storage.jobs.compacting.engines import NoSpark, check_java
 
-from ..harness import COMMAND, Broker, eventually, request, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, Broker, eventually, request, unique_topic
 from ..spark_processes import started
 from .test_compaction import compacted_values, fill
 
 pytestmark = pytest.mark.spark
 
-LONG = 120      # seconds; nothing takes so long unless it has failed
 
 
 @pytest.fixture
@@ -44,14 +43,14 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
             log = folder.with_suffix(".log")
             processes.enter_context(started(log, "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir",
                                             str(folder), master))
-            eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
+            eventually(lambda log=log: "Successfully registered with master" in log.read_text())
         yield master, folders
 
 
 @contextlib.contextmanager
 def master_alone(log: Path) -> Iterator[str]:
     with started(log, "master.Master", "--port", "0"):
-        yield eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
+        yield eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()))[1]
 
 
 def test_a_cluster_without_workers_is_not_waited_for_without_end(tmp_path):
@@ -59,7 +58,7 @@ def test_a_cluster_without_workers_is_not_waited_for_without_end(tmp_path):
               "engines._EXECUTORS_S = 2; engines.Spark(Path(sys.argv[1]), sys.argv[2])"
     with master_alone(tmp_path / "master.log") as master:
         done = subprocess.run([sys.executable, "-c", program, tmp_path / "scratch", master], capture_output=True,
-                              text=True, timeout=LONG)
+                              text=True, timeout=HANG_SECONDS)
     assert f"NoSpark: {master}: no executor with 640m of memory has started within 2 s" in done.stderr, done.stderr
     assert not (tmp_path / "scratch").exists()
 
@@ -74,7 +73,8 @@ def test_a_cluster_of_two_workers_compacts_and_exports(broker, client: pulsar.Cl
         assert request("POST", place, b'"messages"')[0] == 204
     command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
     done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True,
-                          text=True, timeout=2 * LONG, env=os.environ | {"GEMINGA_NIGHTLY_TABLES_URL": str(tmp_path)})
+                          text=True, timeout=2 * HANG_SECONDS,
+                          env=os.environ | {"GEMINGA_NIGHTLY_TABLES_URL": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout
     assert all(any(folder.glob("app-*/*")) for folder in folders)      # each worker has run an executor
