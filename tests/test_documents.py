@@ -224,6 +224,7 @@ def options_of(script):
     return {f"--{word}" for text in texts for word in re.findall(r"(?:--|[\"'])([a-z][a-z-]*)", text)}
 
 
+@pytest.mark.slow
 def test_every_script_and_option_that_a_page_runs_is_there():
     assert_none(f"{name_of(page)}: {name} with {options} cannot be run" for page in DOCS_AND_README
                 for kind, name, options in scripts_of(page.read_text()) if not is_script(kind, name, options))

@@ -26,10 +26,19 @@ def imports(source):
     return names_imported(ROOT / source, ("geminga", *source.parent.parts))
 
 
+def nodes_of(file):
+    """Yield a file's statements and what else is no expression: imports, functions and classes are all there."""
+    ahead = [ast.parse(file.read_text())]
+    while ahead:
+        node = ahead.pop()
+        yield node
+        ahead += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+
+
 @functools.cache      # several tests ask about every file
 def names_imported(file, package):
     names = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             names += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

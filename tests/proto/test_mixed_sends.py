@@ -67,6 +67,7 @@ def any_send(draw) -> bytes:
                 **extras | transaction)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(frames=st.lists(any_send(), min_size=1, max_size=30))
 def test_sends_of_any_kinds_have_the_rows_that_the_library_reads(frames):
@@ -145,6 +146,7 @@ def test_what_needs_a_closer_look_is_left_to_the_library(frame):
     assert read([*neighbours[:2], frame, *neighbours[2:]]).odd.tolist() == [False, False, True, False, False]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(seed=st.integers(0, 99), places=st.lists(st.integers(0, 2**20), max_size=8), others=st.sets(
     st.integers(0, MANY - 1), max_size=20))
@@ -198,6 +200,7 @@ def receive(connection: Connection, frames: list[bytes]) -> list[np.ndarray]:
     return runs
 
 
+@pytest.mark.slow
 def test_sends_that_are_mostly_odd_are_seldom_read_twice(monkeypatch):
     """SENDs in transactions, of mixed sizes, are not tried in step again and again."""
     tried, original = [], mixed_sends.read
@@ -224,6 +227,7 @@ def test_very_many_fields_take_a_bounded_number_of_steps(monkeypatch):
     assert len(steps) <= 4 * (mixed_sends.STEPS_MAX + 1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=30), before=st.integers(0, 2))
 def test_positions_are_what_their_texts_say(texts, before):

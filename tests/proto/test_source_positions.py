@@ -62,6 +62,7 @@ def test_messages_of_many_producers_are_read_as_arrays():
     assert found == [expected(f"7:{1_000 + number}") for number in range(COUNT)] and in_runs >= sends.RUN_MIN
 
 
+@pytest.mark.slow
 @given(first=st.sampled_from(["7:1000", "1099511627775:8388607", "0:0", "0000000000001:0000000000001"]), data=st.data(),
        before=st.sampled_from([(), ("7:1000",)]), behind=st.sampled_from([(), ("x", "9:9")]))
 def test_texts_of_one_length_are_read_as_arrays_as_they_are_one_by_one(first, data, before, behind):

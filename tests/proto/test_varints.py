@@ -44,6 +44,7 @@ def test_what_is_no_varint_is_said_to_be_none(data, error):
         varints.decode(data, 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(NUMBERS, min_size=1, max_size=20), longer=st.integers(0, 2), column=st.integers(0, 3))
 def test_a_column_holds_each_number_in_as_many_bytes(values, longer, column):

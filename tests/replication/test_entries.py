@@ -92,6 +92,7 @@ def some_entry(dice, mixed):
     return entry_of(dice.randbytes(dice.choice([0, 1, 10, 10, 10, 3_000])), **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_many_entries_become_what_each_of_them_becomes_alone(seed):
     dice = random.Random(seed)

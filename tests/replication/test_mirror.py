@@ -109,6 +109,7 @@ def everything(count: int) -> dict[str, list[int]]:
     return {name: list(range(count)) for name in NAMES}
 
 
+@pytest.mark.slow
 def test_messages_go_both_ways_and_not_round(sites):
     topic = unique_topic("mirrored")
     consumers = {site: site.consumer(topic) for site in sites}
@@ -137,6 +138,7 @@ def test_partitions_are_made_at_the_other_site(sites):
     assert sorted(payloads_of(east.consumer(topic), 100), key=int) == [b"%d" % number for number in range(100)]
 
 
+@pytest.mark.slow
 def test_kills_on_both_sides_lose_nothing_and_store_nothing_twice(sites):
     topic, dice, rounds = unique_topic("killed"), random.Random(7), ["replicator", "owner", "worker"] * 3
     consumers = {site: site.consumer(topic) for site in sites}
@@ -162,6 +164,7 @@ def take(consumer: pulsar.Consumer, wanted: set[bytes]) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_a_consumer_that_moves_between_killed_sites_loses_nothing_and_sees_little_again(sites):
     """What it sees again has come since the other site was last told of everything."""
     topic, at, there = unique_topic("moving"), *sites
@@ -189,6 +192,7 @@ def test_a_consumer_that_moves_between_killed_sites_loses_nothing_and_sees_littl
         consumer = at.consumer(topic, is_replicated=True)
 
 
+@pytest.mark.slow
 def test_a_topic_moves_to_the_other_site_for_good_while_it_is_used(sites):
     old, new = sites
     growing_out.both_know_the_namespace({site.name: site.ask for site in sites})

@@ -94,6 +94,7 @@ def end_of_journal(data_dir):
         return tail.place
 
 
+@pytest.mark.slow
 def test_a_standby_with_a_full_disk_says_so_on_both_sides_and_goes_on_when_there_is_room(pair, monkeypatch, capfd):
     """A record of which a part fits is cut off, and comes again: the copy is not made anew."""
     follower = pair.follower
@@ -117,6 +118,7 @@ def test_a_standby_with_a_full_disk_says_so_on_both_sides_and_goes_on_when_there
     assert told.count("is not followed: [Errno 28] No space left on device") == 1 and "made anew" not in told
 
 
+@pytest.mark.slow
 def test_a_standby_with_other_formats_is_refused_with_those_of_both(pair, monkeypatch, capfd):
     """It gets no byte of the data folder, and the broker does not take it for its standby."""
     monkeypatch.setattr(following, "FORMATS", [format.FOLDER_VERSION, layout.VERSION + 1])
@@ -130,6 +132,7 @@ def test_a_standby_with_other_formats_is_refused_with_those_of_both(pair, monkey
     assert not list(pair.second.iterdir()) and standing.read(pair.first) == standing.Standing()
 
 
+@pytest.mark.slow
 def test_a_promotion_tries_at_once_to_reach_the_broker(pair, monkeypatch):
     """Otherwise it would go on without a broker that can be reached, and both would serve."""
     monkeypatch.setattr(following, "_AGAIN_LATER_SECONDS", 3_600)

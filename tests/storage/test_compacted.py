@@ -855,6 +855,7 @@ def test_a_mask_is_applied_for_consumers(rigs, monkeypatch):
     assert keys_of(topic.reader().read()) == ["b", "c", "e", "f", "g", "a", "h", "i"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix, offset, severity, text", [
     (".mask", -1, Severity.LOSS, "get messages again that were replaced or deleted"),
     (".mask", 3, Severity.LOSS, "get messages again that were replaced or deleted"),

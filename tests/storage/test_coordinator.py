@@ -369,6 +369,7 @@ def test_a_transaction_whose_time_is_over_is_aborted(rig, lifetime_ms, lives):
     assert rig.end(bits) == [api.InvalidTxnStatus]
 
 
+@pytest.mark.slow
 def test_the_longest_lifetime_is_taken_and_costs_no_memory_once_ended(rig):
     for _ in range(1_200):
         bits = rig.new(lifetime_ms=(1 << 64) - 1)

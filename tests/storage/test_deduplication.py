@@ -262,6 +262,7 @@ def test_a_partition_bounds_the_gaps_of_all_its_producers(monkeypatch):
 IDS = st.integers(0, 40)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(steps=st.lists(st.tuples(st.booleans(), IDS, IDS)), first=IDS, count=st.integers(1, 40))
 def test_missing_ids_are_a_set(steps, first, count):

@@ -146,6 +146,7 @@ def _shown(cursor):
             {ledger_id: np.flatnonzero(np.unpackbits(bits)).tolist() for ledger_id, bits in cursor.bitmaps.items()})
 
 
+@pytest.mark.slow
 @given(st.lists(_OPS, min_size=1, max_size=60))
 def test_ops_sorted_by_what_they_are_about_have_the_same_effect(made):
     """Ops of a start are sorted before they are applied, so that there are few and long runs of them."""

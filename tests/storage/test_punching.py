@@ -89,6 +89,7 @@ def test_a_replay_leaves_holes_as_they_are(rigs, tmp_path):
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unloaded", [False, True], ids=["killed", "unloaded"])
 def test_what_is_recorded_and_was_not_punched_is_punched_after_a_start(rigs, tmp_path, monkeypatch, unloaded):
     """The owner is killed between the record of what it discards and the holes, or among these."""
@@ -150,6 +151,7 @@ def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
     assert sum(bytes_of(rig, position).startswith(NO_ENTRY) for position in positions) > 250
 
 
+@pytest.mark.slow
 def test_much_is_given_back_in_parts_so_that_no_pass_takes_long(rigs, tmp_path, monkeypatch):
     """Passes follow each other at once until all is given back.  Meanwhile each message is whole or shows that it is
     gone, acknowledgements that come in between wait for their turn, and what a backup takes in between stays.

@@ -368,6 +368,7 @@ def test_what_is_let_go_at_once_may_be_more_than_a_record_holds(rigs):
     assert [payload for _, payload in rig.everything("a")] == [payload for payload in payloads for _ in range(10)]
 
 
+@pytest.mark.slow
 def test_topics_that_keep_nothing_have_rates_too(rig):
     name = "non-persistent://public/default/n"
     producer, consumer = rig.producer(name), rig.consumer(name)
@@ -467,6 +468,7 @@ def test_one_subscription_may_have_a_rate_of_its_own(rigs):
     assert [given(found, consumer) for consumer in consumers] == [about(10 * SECONDS), pytest.approx(1_000, abs=15)]
 
 
+@pytest.mark.slow
 def test_the_brokers_rate_is_shared_by_all_topics(rigs):
     rig = rigs(dispatch_messages_per_broker=100)
     consumers = []

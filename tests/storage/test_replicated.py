@@ -281,6 +281,7 @@ NONSENSE = [None, "", ":", "7", "7:", ":7", "7:8:9", "-1:5", "7:x", "7: 8", f"{n
             f"0:{names.ENTRY_MAX + 1}", "1" * 40 + ":1", "\u0667:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", NONSENSE)
 @few_and_many
 def test_a_message_without_a_position_is_not_stored_nor_what_is_behind_it(rig, position, count):

@@ -115,5 +115,5 @@ class SourceMachine(LivesMachine):
         self.rig.close_consumer(consumer)
 
 
-TestSourceMachine = SourceMachine.TestCase
+TestSourceMachine = pytest.mark.slow(SourceMachine.TestCase)
 TestSourceMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

@@ -151,6 +151,7 @@ def test_a_subscription_far_behind_is_told_of_before_it_has_caught_up(two):
     assert len(west.rig.owner.replicated._snapshots[west.partition].kept) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_message_of_a_third_cluster_that_has_yet_to_come_is_not_acknowledged(rigs, rounds):
     """North publishes behind its answers, and east has these messages before its own: west asks twice, for the first
@@ -221,6 +222,7 @@ class Life:
             assert not lost, (site.name, lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_only_what_a_consumer_had_somewhere_is_acknowledged_anywhere(rigs, seed):
     life = Life(rigs, seed)

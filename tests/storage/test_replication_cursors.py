@@ -213,6 +213,7 @@ def test_what_is_confirmed_stays_so(rigs, stop):
     assert left(rig) == [b"b"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_leaves_what_was_answered(rigs):
     """After each step the owner is killed, and the next one has what the other cluster does not have at that time."""
     rig, waiting, replicates, number = rigs(roll_over_entries=3), [], False, 0

@@ -77,6 +77,7 @@ def test_between_the_watermarks_publishing_goes_on_and_nothing_is_allocated_ahea
         assert found.entries == 12 and found.size > 480_000
 
 
+@pytest.mark.slow
 def test_files_of_a_busy_topic_grow_seldom(rigs, monkeypatch):
     """Each file that grows is mapped anew by its owner and by workers.  Once a ledger is full, the next one gets as
     much room at once, for its entries and for its index.

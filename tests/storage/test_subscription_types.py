@@ -26,6 +26,7 @@ def leave(rig, consumer):
     rig.run(rig.command("close_consumer", consumer_id=consumer.object_id, request_id=rig.number()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES, ids=SubType.Name)
 def test_a_type_is_told_after_a_kill_and_after_a_stop(rigs, rig, kind):
     leave(rig, rig.consumer("t", subType=kind))

@@ -110,6 +110,7 @@ def test_an_abort_gives_back_at_once(rig, kind, tmp_path):
     assert given(after, answers, another) == list(zip(positions[2:], counts, [0] * 3, strict=True))
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_transaction_that_was_open_over_a_crash_ends_as_any_other(rig, kind, commits, tmp_path):
@@ -346,6 +347,7 @@ def test_plain_acknowledgements_win(rig, kind, cumulative, tmp_path):
     assert got(after, after.consumer("t", subType=kind)) == positions[2:]
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("commits", [True, False])
 def test_pending_messages_stay_hidden_after_a_seek_and_are_committed(rig, kind, commits, tmp_path):

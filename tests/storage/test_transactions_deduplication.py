@@ -36,6 +36,7 @@ def texts(rig):
     return [payload for _, payload in rig.everything("t")]
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("count", [3, 50], ids=["few", "many"])
 @pytest.mark.parametrize("killed", [False, True])

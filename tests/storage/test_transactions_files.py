@@ -147,6 +147,7 @@ def test_partitions_are_settled_one_a_second(rig):
                    for partition in rig.partitions) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["commit", "abort", "open"])
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_a_rebuilt_index_row_is_still_of_its_transaction(rig, damaged, end):

@@ -102,6 +102,7 @@ def test_a_topic_is_no_more_behind_another_than_its_own_end(rig, commits):
     assert texts(rig, "u") == [b"a"] * commits
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("kills", [(0,), (1,), (2,), (0, 1, 2)])
 def test_a_kill_changes_nothing(rig, tmp_path, commits, kills):
@@ -361,6 +362,7 @@ def test_the_last_message_is_one_that_a_consumer_can_get(rig):
     assert last(rig, consumer) == (*batch, 2)
 
 
+@pytest.mark.slow
 def test_thousands_of_aborted_messages_are_passed_over_for_the_last_one(rig):
     producer, consumer = rig.producer("t"), rig.consumer("t")
     [plain] = rig.publish(producer, b"a")

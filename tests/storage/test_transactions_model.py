@@ -86,6 +86,7 @@ class Play:
         assert self.got == dict.fromkeys(KINDS, self.visible())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_every_subscription_gets_what_is_committed_once_and_in_order(tmp_path, seed):
     play = Play(tmp_path, seed)

@@ -47,6 +47,7 @@ def test_a_server_cannot_sign_and_its_certificate_is_short_enough_for_browsers()
     assert made.not_valid_after_utc - made.not_valid_before_utc <= timedelta(days=825)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
 def test_a_key_pair_signs_and_checks(algorithm):
     private, public = signing.key_pair(algorithm)

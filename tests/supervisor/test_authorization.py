@@ -343,6 +343,7 @@ def test_a_role_that_may_produce_cannot_have_messages_of_another_cluster_dropped
     assert receipt.message_id.ledgerId != 2**64 - 1, "it counts as stored before"
 
 
+@pytest.mark.slow
 def test_a_replicator_goes_when_its_role_may_not_replicate_any_more(fresh):
     place = fresh.people.place()
     topic, granted = f"persistent://{place}/plain", f"/admin/v2/namespaces/{place}/permissions/far"

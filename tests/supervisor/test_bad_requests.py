@@ -124,6 +124,7 @@ def test_strange_names_are_refused_by_every_route(routes, broker, ask):
     assert seen(broker) == before
 
 
+@pytest.mark.slow
 def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes, broker, ask):
     topic = unique_topic("swept").rpartition("/")[2]
     assert request("PUT", f"{broker.http_url}/admin/v2/persistent/public/default/{topic}")[0] == 204

@@ -40,6 +40,7 @@ def test_the_list_of_commands_imports_no_command(environment):
     assert modules & (LIBRARIES | OF_PROTOCOL) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["admin.app", "console.routes.console", "rest_messages.doors", "web.doors",
                                     "web.process", "rest_messages.server", "replication.process"])
 def test_processes_that_always_run_import_nothing_that_only_jobs_need(module):
@@ -88,6 +89,7 @@ def test_compressed_batches_import_the_library_of_their_codec(own, codec, librar
         assert modules & (LIBRARIES | {"crc32c"}) <= libraries, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "check"])
 def test_a_look_at_a_configuration_imports_nothing_of_a_broker(command, tmp_path):
     """Libraries for TLS and authentication are for configurations that have them."""

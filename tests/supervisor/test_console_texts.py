@@ -7,7 +7,8 @@ import pytest
 
 from geminga.supervisor.console import payloads, rendering
 from geminga.supervisor.console.actions.action import Action
-from geminga.supervisor.console.routes.dialogs import ACTIONS
+from geminga.supervisor.console.pages import policy_rows
+from geminga.supervisor.console.routes import dialogs
 
 from ..breaches import assert_none
 
@@ -36,7 +37,7 @@ def used():
 
 def test_every_word_is_used():
     keys, stems = used()
-    of_actions = {f"action.{action.words or action.name}.{name}" for action in ACTIONS.values()
+    of_actions = {f"action.{action.words or action.name}.{name}" for action in dialogs.ACTIONS.values()
                   for name in ("title", "button", *(field.name for field in action.fields),
                                *(f"{field.name}_hint" for field in action.fields))}
     left = [key for key in rendering.texts()
@@ -45,6 +46,7 @@ def test_every_word_is_used():
     assert left == []
 
 
+@pytest.mark.slow
 def test_every_text_that_is_asked_for_exists():
     wanted = set()
     for path in TEMPLATES:
@@ -70,7 +72,8 @@ def test_texts_that_count_have_one_for_one():
 
 
 def test_every_action_has_words_for_its_dialog():
-    assert_none(f"{action.name}: {name} has no words" for action in ACTIONS.values() for name in named_by(action)
+    assert_none(f"{action.name}: {name} has no words"
+                for action in dialogs.ACTIONS.values() for name in named_by(action)
                 if f"action.{action.words or action.name}.{name}" not in rendering.texts())
 
 
@@ -105,3 +108,10 @@ def test_characters_that_nobody_sees_are_shown_by_their_codes(value, shown):
 
 def test_topics_and_names_in_a_command_are_quoted_for_a_shell():
     assert payloads.words("persistent://public/default/a b", "-s", "it's") == """'public/default/a b' -s 'it'"'"'s'"""
+
+
+def test_a_policy_is_shown_by_lines_and_begins_a_dialog_with_its_values():
+    value = {"limit": 5, "names": ["a", "b"], "policy": None, "none": []}
+    assert policy_rows.told(value) == ["limit: 5", "names: a, b", "policy: \u2013", "none: \u2013"]
+    assert policy_rows.fields_of(value) == {"limit": "5", "names": "a, b", "policy": "", "none": ""}
+    assert (policy_rows.told(True), policy_rows.fields_of(True)) == (["true"], {"value": "true"})

@@ -69,6 +69,7 @@ def test_help_is_a_command_too(capsys):
         assert main(["help", *words]) in (0, None) and capsys.readouterr() == wanted and wanted.out
 
 
+@pytest.mark.slow
 def test_the_version_is_printed_at_every_level(capsys):
     """Some verbs of pulsar-admin have an option of the name."""
     others = {("geminga admin schemas get", "--version")}

@@ -123,6 +123,7 @@ def test_a_stage_that_nobody_expected_counts_from_when_it_begins(clock):
     assert seen.seconds_left == pytest.approx(10, abs=1) and seen.ratio == pytest.approx(2.5 / 3)
 
 
+@pytest.mark.slow
 @given(total=st.integers(0, 1_000),
        told=st.lists(st.tuples(st.sampled_from([READING, WRITING, GIVING_BACK, "tables"]), st.integers(0, 1_000),
                                st.floats(0, 1_000))),

@@ -35,6 +35,7 @@ def body(document, method, path):
     return operations(document)[method, path]["requestBody"]["content"]["application/json"]["schema"]
 
 
+@pytest.mark.slow
 def test_the_description_is_valid(document):
     assert document["openapi"].startswith("3.1")
     OpenAPIV31SpecValidator(document).validate()
@@ -85,6 +86,7 @@ def test_bodies_of_policies_are_those_of_their_table(document):
     assert "requestBody" in operations(document)["PUT", "/admin/v2/tenants/{tenant}"]
 
 
+@pytest.mark.slow
 def test_the_console_shows_every_operation(broker, document):
     def page(more):
         status, html = request("GET", f"{broker.http_url}/console/rest{more}")

@@ -224,6 +224,7 @@ ABOUTS = strategies.builds(
     strategies.just(()))      # the copy goes to the clusters of its own topic
 
 
+@pytest.mark.slow
 @given(strategies.lists(strategies.builds(Outgoing, strategies.binary(max_size=9), ABOUTS), min_size=1, max_size=4))
 def test_the_json_of_a_published_message_publishes_the_same_message(messages):
     """As in geminga consume -o jsonl | geminga produce --jsonl -."""

@@ -67,6 +67,7 @@ with watched(lambda: (0.5, texts[-1])):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code, drawn", [(BYTES, (b"restore",)), (WATCHED, (b"giving back space, 3 of 10 topics",))])
 def test_progress_is_drawn_on_a_terminal_only(code, drawn):
     """A bar goes to a terminal at standard error; rows go to standard output, also while a bar is drawn."""

@@ -130,6 +130,7 @@ def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
         assert place.get() == place.unset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "level"), [one for one in SET if one.values[0].is_object])
 def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
     place, value = Place(broker, policy, level), value_of(policy)
@@ -137,6 +138,7 @@ def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
     assert place.get() == (200, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "level"),
                          [one for one in EVERY if any(part.least == 0 for part in one.values[0].parts)])
 def test_negative_numbers_are_refused(broker, policy, level):

@@ -59,6 +59,7 @@ def ask(server: str, path: str):
         return json.loads(text)["data"] if status == 200 else None
 
 
+@pytest.mark.slow
 def test_it_scrapes_and_evaluates_what_is_shipped(server):
     """Every target is up, every rule is healthy, and every query of a dashboard is valid."""
     eventually(lambda: (ask(server, "query?query=up%7Bjob%3D%22broker%22%7D") or {}).get("result"), WAIT_S)

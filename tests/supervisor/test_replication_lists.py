@@ -241,6 +241,7 @@ def test_lists_by_command(own, ask, far, capsys):
 
 # -- what they bring about
 
+@pytest.mark.slow
 def test_nothing_that_was_answered_is_missing_after_a_kill(tmp_path, far_of):
     """The broker is killed after the list and the receipts were answered, and again after its restart."""
     broker = Broker(tmp_path / "data")

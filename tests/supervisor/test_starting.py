@@ -35,6 +35,7 @@ def test_sockets_lie_in_the_data_folder_unless_its_path_is_too_long_for_them(tmp
     made.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_port_that_nobody_listens_on_yet_is_not_shared_with_another_broker(address, count):

@@ -74,6 +74,7 @@ def _file(data):
     return io.BytesIO(data)
 
 
+@pytest.mark.slow
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]))), st.data())
 def test_texts_and_numbers_are_read_from_json_as_they_were(texts, data):
     floats = [data.draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)) for _ in texts]

@@ -62,6 +62,7 @@ def test_a_secret_key_as_text(run):
     assert len(run("create-secret-key")[1]) == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "ES384", "ES512"])
 def test_a_key_pair_and_its_tokens(run, tmp_path, algorithm):
     private, public = tmp_path / "private.key", tmp_path / "public.key"

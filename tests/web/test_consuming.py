@@ -321,6 +321,7 @@ def test_they_are_seen_as_producers_and_consumers(sockets, broker):
     assert [one["consumerName"] for one in stats["subscriptions"]["s"]["consumers"]] == ["reads"]
 
 
+@pytest.mark.slow
 def test_a_long_backlog_of_large_messages_comes_once_and_in_order(sockets):
     """More than the window, and more than sockets and queues hold."""
     topic, count = unique_topic(), 1_500

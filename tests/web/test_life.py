@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
+import pytest
 import uvloop
 
 from geminga.supervisor.web.connection import Connection
@@ -59,6 +60,7 @@ def test_sessions_survive_the_end_of_owners_and_workers(start_broker):
             eventually(lambda role=role: role.encode() in consumer.data(1))
 
 
+@pytest.mark.slow
 def test_a_slow_client_costs_little_and_holds_up_nobody(broker, sockets):
     """A client that does not read has a few megabytes in the process at most, whatever waits for it."""
     topic = unique_topic()
@@ -114,6 +116,7 @@ def test_a_connection_that_asked_for_something_else_before_may_become_a_websocke
         assert sockets.producer(unique_topic()).publish(b"x")
 
 
+@pytest.mark.slow
 def test_many_texts_without_a_break_are_all_answered(sockets):
     """More than the process takes before it holds back the client."""
     topic = unique_topic()
@@ -212,6 +215,7 @@ def test_a_text_is_kept_that_comes_between_the_hand_over_and_the_session():
     assert taken == ["x"]
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_script_of_a_page_publishes_and_consumes(broker):
     topic, browser = unique_topic(), Browser()

@@ -287,6 +287,7 @@ def test_the_end_of_a_terminated_topic_is_told(rest):
     assert eventually(lambda: rest.ask("POST", f"{place_of(topic)}?wait=0")[1].get("endOfTopic"), SECONDS)
 
 
+@pytest.mark.slow
 def test_unused_consumers_end_and_what_they_had_taken_in_advance_is_free(rest, sockets):
     topic = subscribed(rest)
     assert take(rest, topic, wait=0) == [] and consumers(rest, topic) == 1      # it has permits left
@@ -295,6 +296,7 @@ def test_unused_consumers_end_and_what_they_had_taken_in_advance_is_free(rest, s
     assert sockets.consumer(topic, "s").data(1) == [b"x"]
 
 
+@pytest.mark.slow
 def test_a_consumer_whose_messages_are_out_stays_until_they_are_acknowledged(rest):
     topic, unused = subscribed(rest, None, "x"), subscribed(rest)
     [one] = take(rest, topic, ackTimeoutMillis=600_000)
@@ -391,6 +393,7 @@ def test_bytes_behind_a_call_for_messages_harm_nobody(rest):
         assert came.startswith(b"HTTP/1.1 200") and b"Connection: close" in came
 
 
+@pytest.mark.slow
 def test_a_slow_reader_costs_little_and_holds_up_nobody(broker, rest):
     topic, where = subscribed(rest), urlsplit(rest.http_url)
     slow = socket.create_connection((where.hostname, where.port))
@@ -421,6 +424,7 @@ def test_wrong_parameters_are_refused(rest, query):
     assert status == 400 and query.partition("=")[0] in answer["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "body"), [
     ("ack", b""), ("ack", b"x"), ("ack", b"[]"), ("ack", b"{}"), ("ack", b'{"messageIds":"1:0:-1"}'),
     ("ack", b'{"messageIds":[5]}'), ("ack", b'{"messageIds":["x"]}'), ("ack", b'{"messageIds":["1:0"]}'),

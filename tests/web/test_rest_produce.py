@@ -35,6 +35,7 @@ def payloads(sockets, topic, count):
 
 # -- schemas
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "text", "data"), [
     ("STRING", "é", "é".encode()), ("BYTES", "é", "é".encode()), ("NONE", "x", b"x"),
     ("BOOLEAN", "True", b"\x01"), ("BOOLEAN", "false", b"\x00"),
@@ -110,6 +111,7 @@ def test_a_definition_may_be_json_as_it_is(rest):
     assert [row["value"]["id"] for row in rest.stored(topic)] == [5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "text"), [
     ("INT8", "128"), ("INT32", "x"), ("INT32", "1.5"), ("BOOLEAN", "yes"), ("FLOAT", "x"), ("FLOAT", "1e300"),
     ("DATE", "soon"), ("TIME", "99999999999999999999"), ("INSTANT", "x"), ("LOCAL_TIME", "5"),
@@ -228,6 +230,7 @@ def test_a_partition_may_be_named(rest, broker):
 
 # -- errors
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "status", "words"), [
     (b"", 400, "object"), (b"x", 400, "JSON"), (b"[]", 400, "object"), (b"{}", 400, "messages"),
     (b'{"producerName":"pulsar.repl.far","messages":[{"payload":"a"}]}', 400, "replicator"),
@@ -321,6 +324,7 @@ def test_non_persistent_topics_deliver_at_once(rest, sockets):
     assert consumer.message()["data"] == b"x"
 
 
+@pytest.mark.slow
 def test_curl_publishes_a_large_body_and_goes_on_with_its_connection(rest, tmp_path):
     topic = rest.topic()
     (tmp_path / "body").write_text(json.dumps({"messages": [{"payload": "x" * 4_000_000}]}))

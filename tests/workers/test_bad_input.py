@@ -76,6 +76,7 @@ def test_who_was_not_asked_has_nothing_to_answer(peer):
 
 # -- commands that are refused
 
+@pytest.mark.slow
 def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
     """All other SENDs get receipts; the refused one gets none, and its bytes are not stored."""
     peer.open_producer(unique_topic())
@@ -284,6 +285,7 @@ def discard(peer, why):
     return message
 
 
+@pytest.mark.slow
 def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage(broker, peer):
     """A client without the right key raises no alarm: it has checked the checksum before."""
     before, undecrypted = unreadable(broker), counted(broker, "geminga_acks_undecrypted")
@@ -292,6 +294,7 @@ def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage
     assert counted(broker, "geminga_acks_undecrypted") != undecrypted
 
 
+@pytest.mark.slow
 def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):
     """The client has discarded the message: it is acknowledged as asked, for delivering it again would not help."""
     before = unreadable(broker)

@@ -83,6 +83,7 @@ def waiting(worker):
     return worker.counters.read()["commands_waiting"]
 
 
+@pytest.mark.slow
 @both
 def test_a_crowd_comes_in_order_and_few_at_a_time(worker, kind):
     come(worker, CROWD, kind)
@@ -343,6 +344,7 @@ def test_a_schema_is_looked_at_again_when_another_was_first(worker, crowd):
 
 # -- with a real broker
 
+@pytest.mark.slow
 def test_thousands_of_consumers_in_one_write(broker, unharmed):
     topic, count = unique_topic(), 3_000
     with Peer(broker.service_url) as witness, Peer(broker.service_url) as crowd:

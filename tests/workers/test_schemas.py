@@ -296,6 +296,7 @@ FIRST, SECOND = avro({"name": "a", "type": "string", "default": ""}), avro()
 THIRD = avro({"name": "a", "type": "int", "default": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_hold_for_producers_and_consumers(opened, namespace, strategy):
     one = opened(namespace(schemaCompatibilityStrategy=strategy))
@@ -492,6 +493,7 @@ def test_a_topics_schemas_go_with_it(broker, opened):
     assert one.rest("GET", "schema")[0] == 404 and opened(topic=one.topic).produce("Int8") == 0
 
 
+@pytest.mark.slow
 def test_all_versions_together_have_a_bound(opened, namespace):
     """A definition is compared with all versions, which takes seconds at most because they have a bound."""
     one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_COMPATIBLE"))

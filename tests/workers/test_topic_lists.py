@@ -74,6 +74,7 @@ def test_a_hash_is_the_one_that_clients_compute():
     assert topics_hash(both) == topics_hash(both[::-1]) == "2b09d008"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern, chosen", [
     ("persistent://{}ab.*", ["abc", "abd", *PARTITIONS]), ("{}ab.*", ["abc", "abd", *PARTITIONS]),
     ("^persistent://{}ab.$", ["abc", "abd", *PARTITIONS]), ("^{}abc$", ["abc"]), ("non-persistent://{}abc", ["abc"]),
@@ -221,6 +222,7 @@ def test_a_watcher_ends_with_its_connection(broker, prefix):
         assert list(updated(stays).new_topics) == [f"persistent://{prefix}new"]
 
 
+@pytest.mark.slow
 def test_who_cannot_watch_polls(peer, prefix):
     """A client with too many watchers, or with a pattern that only clients understand, has to poll."""
     for watcher_id in range(WATCHERS_MAX):

@@ -111,6 +111,7 @@ def test_who_is_active_is_told_to_those_who_know_the_word(broker, version):
         assert sorted(told) == ["ACTIVE_CONSUMER_CHANGE", "SUCCESS"] if version >= 12 else told == ["SUCCESS"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("what", ["producer", "consumer"])
 def test_whose_client_does_not_know_that_it_was_closed_is_disconnected(broker, version, what):

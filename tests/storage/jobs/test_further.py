@@ -199,6 +199,7 @@ def test_an_entry_of_the_view_that_was_cancelled_goes(tmp_path):
     assert topic.contents() == {place: message for place, message in topic.newest().items() if message[0] not in gone}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, 10])
 def test_by_event_time_old_and_new_messages_are_compared(tmp_path, batch, always):
     """Late messages are left out, late tombstones too.  A message that a mask removes is compared with none."""
@@ -280,6 +281,7 @@ def keys_items(path, size):
     return size - 8 * 40 + 8 * 3 + 2      # of the message that is replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [keys_header, keys_words, keys_items])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_without_whole_hashes_everything_is_read_and_the_report_says_why(tmp_path, at, is_cut):
@@ -467,6 +469,7 @@ CALLS = (os, "link"), (part_writer, "write_synced"), (part_writer.PartWriter, "f
     (compacted_ledgers, "finish"), (Path, "rename"), (os, "fsync"), (shutil, "rmtree")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_old_view_or_the_new_one(tmp_path, monkeypatch):
     """Before and after each link, write, sync, rename and removal.  The next run then makes the view."""
     topic = filled(tmp_path / "data")

@@ -12,6 +12,7 @@ from .topics import Message, Topic
 KEYS = st.one_of(st.sampled_from(["", "a", "b", "é", "k" * 300]), st.integers(0, 50).map(str))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=40), max_size=6), st.integers(1, 9),
        st.integers(0, 3), st.booleans())
 def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out, by_event_time):
@@ -33,6 +34,7 @@ def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out, by_ev
     assert sorted(found) == sorted(expected.values())
 
 
+@pytest.mark.slow
 def test_keys_go_to_all_buckets_evenly():
     """Keys that differ in one place only, wherever it is, do."""
     for text in ("user-{:06}", "{:06}-user", "a" * 300 + "{:06}" + "b" * 300):

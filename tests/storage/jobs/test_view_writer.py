@@ -10,6 +10,7 @@ ENTRIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.sampled_f
                    max_size=400)      # bytes before the entry, its size, what becomes of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stretches_max", [0, 3, 1_000])
 @given(ENTRIES, st.randoms(use_true_random=False))
 def test_pieces_are_the_entries_in_their_order(stretches_max, entries, random):

@@ -95,6 +95,7 @@ class MortalPlace(LocalPlace):
         return self._step("delete", *arguments)
 
 
+@pytest.mark.slow
 @given(st.lists(ACTION, min_size=1, max_size=14), st.data())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_has_each_message_once(tmp_path_factory, actions, data):
@@ -126,6 +127,7 @@ def test_a_table_has_each_message_once(tmp_path_factory, actions, data):
 STEP = st.one_of(st.sampled_from(["good", "bad", "null", "wider", "export", "killed", "roll"]))
 
 
+@pytest.mark.slow
 @given(st.lists(STEP, min_size=1, max_size=16), st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_follows_its_schema_with_each_message_once(tmp_path_factory, steps, data):
@@ -164,6 +166,7 @@ def test_a_table_follows_its_schema_with_each_message_once(tmp_path_factory, ste
     assert sorted(row["_payload"] for row in lake.rejected()) == sorted(bad)
 
 
+@pytest.mark.slow
 def test_an_export_killed_at_each_operation_is_finished_by_the_next(tmp_path, monkeypatch):
     """With several days, rejected messages, two partitions, and files that are merged."""
     monkeypatch.setattr(exports, "_MERGE_MIN", 2)
@@ -373,6 +376,7 @@ WIDER = [      # (types of a field, its values in JSON, the column's type, its v
     (("long", {"type": "array", "items": "int"}), ("1", "[2]"), "list<element: int64>", [[1], [2]])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("types", "texts", "kind", "values"), WIDER)
 def test_a_column_has_one_type_in_all_files(lake, types, texts, kind, values):
     """Earlier files are rewritten when a version of the schema makes a column wider, and no row is lost."""

@@ -54,6 +54,7 @@ HOSTILE = [b"", b"{", b'{"id":1}{"id":2}', b'{"id":1}} {"v":{"id":2}', b'{"id":1
 UNFIT = {b"", b"{", b"[]", b"5", b"\xff", *(one for one in HOSTILE if one.count(b"{") > 1)}
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(
     st.sampled_from(HOSTILE),
     st.builds(lambda number, name: order(id=number, name=name), st.integers(-9, 9), st.text(max_size=4))), max_size=12))
