@@ -1,18 +1,22 @@
 """Reference pages that are made from the code: docs/configuration.md and docs/policies.md.
 
-    python systemd/reference.py       # with geminga importable: writes the generated parts of both pages anew
+    python systemd/reference.py       # with geminga importable: writes the generated parts of both pages anew,
+                                      # and keys of new policies into the example configuration
 
 A generated part stands between `<!-- begin NAME: ... -->` and `<!-- end -->`; the rest of a page is written by hand.
 The explanation of a configuration key is its comment in geminga.toml.example.  Ranges, Pulsar's names and everything
 about policies come from the code.
 """
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from geminga.storage.catalogue.policy_declaration import TOPIC, Part, Policy
 from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.options import StorageOptions
 from geminga.supervisor.configuration import properties
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
@@ -30,6 +34,7 @@ NO_BOUND = (1 << 31) - 1             # a largest value that stands for no bound
 
 
 def main() -> None:
+    EXAMPLE.write_text(completed(EXAMPLE.read_text()))
     for page in PAGES:
         page.write_text(rewritten(page.read_text()))
 
@@ -45,6 +50,21 @@ def rewritten(text: str) -> str:
 
 
 # -- configuration
+
+def completed(example: str) -> str:
+    """Return the example configuration with the keys of policies that it lacks, below the text of their policy."""
+    keys = {part.key: policy.doc for policy in TABLE.values() for part in policy.parts if part.key}
+    last = [*re.finditer(r"#\w+ = .*\n", example[:example.index("\n[", example.index("\n[storage]\n") + 1)])][-1].end()
+    new = ("\n" + "\n".join(textwrap.wrap(doc, WIDTH, initial_indent="# ", subsequent_indent="# ", **WHOLE_WORDS))
+           + f"\n#{key} = {shown(getattr(StorageOptions(), key))}\n"
+           for key, doc in keys.items() if not re.search(rf"^#{key} = ", example, re.MULTILINE))
+    return example[:last] + "".join(new) + example[last:]
+
+
+def shown(value: Any) -> str:
+    """Return a value of a key in TOML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
 
 def keys() -> str:
     """Return a paragraph for each configuration key, under a heading for each section."""
