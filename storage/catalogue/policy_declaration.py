@@ -92,6 +92,8 @@ class Route(NamedTuple):
     by_cluster: bool = False                 # whether `member` is an object with a value for each cluster
     implied: Any = None                      # the only value that can be set: there is no body, and no option
     remove: str = ""                         # the path of DELETE, where it differs
+    right_to_get: str = ""                   # whose administration it is: "broker", "tenant"; "": the level's own
+    right_to_set: str = ""                   # ... and to remove it
     is_raw: bool = False                     # the value is a text without quotes, in questions and answers
 
 

@@ -146,8 +146,8 @@ TABLE = {policy.name: policy for policy in map(declared, (
              most=DELAY_MS_MAX, option=Option("--fixed-delay -fd", "ms")),
         Part("timePartitionGranularityInMillis", LONG, field="delay_window_ms", key="delayed_delivery_window_ms",
              least=WINDOW_MS_MIN, most=WINDOW_MS_MAX, option=Option("--time-partition-granularity -p", "ms"))),
-        namespace=Route(member="delayed_delivery_policies"), where="storage/enforcement/delay_policy.py",
-        check=checks.delays),
+        namespace=Route(member="delayed_delivery_policies", right_to_set="broker"),
+        where="storage/enforcement/delay_policy.py", check=checks.delays),
     Policy("compactionThreshold",
            "Bytes that may come after a compaction before the next one; 0: the topic is not compacted by itself.", (
         Part("", LONG, field="compaction_threshold", key="compaction_threshold_bytes", least=0,
@@ -221,7 +221,8 @@ TABLE = {policy.name: policy for policy in map(declared, (
         where="storage/catalogue/policies.py"),
     Policy("maxMessageSize", "Bytes of the largest message; 0: the broker's own bound.", (
         Part("", INTEGER, field="max_message_size", least=0, option=Option("--max-message-size -m")),),
-        namespace=None, topic=Route(unset=NO_CONTENT, nullable=False, refusal=TOO_LARGE_SIZE),
+        namespace=None, topic=Route(unset=NO_CONTENT, nullable=False, refusal=TOO_LARGE_SIZE, right_to_get="tenant",
+                                    right_to_set="tenant"),
         where="storage/owner/publishing.py"),
     Policy("inactiveTopicPolicies", "Whether unused topics are deleted, and after how long.", (
         Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), field="inactive_topic_mode", key="inactive_topic_mode",
@@ -352,7 +353,8 @@ TABLE = {policy.name: policy for policy in map(declared, (
     Policy("bookieAffinityGroup", "Groups of storage nodes that are preferred.", (
         Part("bookkeeperAffinityGroupPrimary", TEXT, option=Option("--primary-group -pg", required=True)),
         Part("bookkeeperAffinityGroupSecondary", TEXT, option=Option("--secondary-group -sg"))),
-        namespace=Route("persistence/bookieAffinity", unset=NO_CONTENT), topic=None, why="There is one host."),
+        namespace=Route("persistence/bookieAffinity", unset=NO_CONTENT, right_to_get="broker", right_to_set="broker"),
+        topic=None, why="There is one host."),
     Policy("publishRate", "Messages and bytes a second that may be published to a topic; 0 or less: no bound.", (
         Part("publishThrottlingRateInMsg", INTEGER, field="publish_messages", key="publish_messages_per_topic",
              default=-1, option=Option("--msg-publish-rate -m")),

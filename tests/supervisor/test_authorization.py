@@ -9,6 +9,7 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import TABLE
 from geminga.proto.names import POSITION_PROPERTY
+from geminga.storage.catalogue import policy_table
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import audit, authorization
 from geminga.supervisor.admin.resources import brokers
@@ -120,8 +121,22 @@ NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
     "CONSUMES", "WRITES", "READS")}
 
 
+def rights_of_policies():
+    """Return {(method, path): demand} for policies: who administers a namespace or topic may read and change them."""
+    rights = {}
+    for policy in policy_table.TABLE.values():
+        for route, place, demand in (
+                (policy.namespace, "namespaces/{tenant}/{namespace}", authorization.NAMESPACE),
+                (policy.topic, "{domain}/{tenant}/{namespace}/{topic}", authorization.TOPIC_POLICY)):
+            if route is not None and not route.kind:
+                methods = ("GET", route.path), (route.method, route.path), ("DELETE", route.remove or route.path)
+                rights |= {(method, f"/admin/v2/{place}/{path}"): demand
+                           for method, path in methods[:2 + route.removable]}
+    return rights
+
+
 def test_every_row_of_the_table_is_as_it_was_decided():
-    """The table is written out here, so that a row changes only on purpose."""
+    """The table is written out here, so that a row changes only on purpose; of policies only the exceptions are."""
     assert NAMES == {
         "SUPER": ("", "administer", 401, False), "TENANTS": ("tenant", "administer", 401, True),
         "TENANT": ("tenant", "administer", 401, False),
@@ -131,8 +146,9 @@ def test_every_row_of_the_table_is_as_it_was_decided():
         "WRITES": ("topic", "produce", 403, False), "READS": ("topic", "consume", 403, False),
         "PRODUCES": ("topic", "produce", 401, False), "CONSUMES": ("topic", "consume", 401, False), "-": None}
     rows = [line.split() for line in RIGHTS.read_text().splitlines() if not line.startswith("#")]
-    assert {(method, path): NAMES[name] for name, method, path in rows} == authorization.DEMANDS
-    assert len(rows) == len(authorization.DEMANDS)
+    written = {(method, path): NAMES[name] for name, method, path in rows}
+    assert len(rows) == len(written)
+    assert rights_of_policies() | written == authorization.DEMANDS
 
 
 def test_a_route_that_forgot_is_for_super_users():

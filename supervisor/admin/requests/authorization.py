@@ -321,17 +321,15 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (None, "GET", ("/ws/v2/{kind}/{rest}", "/ws/v3/{kind}/{rest}")),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
+_ADMINISTRATION = {"broker": SUPER, "tenant": TENANT}      # by the words in rows of policies
 for _policy in TABLE.values():
     for _route, _prefix, _demand in ((_policy.namespace, _N, NAMESPACE), (_policy.topic, _T, TOPIC_POLICY)):
         if _route is not None and not _route.kind:
-            for _method in ("GET", _route.method):
-                DEMANDS[_method, f"{_prefix}/{_route.path}"] = _demand
+            _change = _ADMINISTRATION.get(_route.right_to_set, _demand)
+            DEMANDS["GET", f"{_prefix}/{_route.path}"] = _ADMINISTRATION.get(_route.right_to_get, _demand)
+            DEMANDS[_route.method, f"{_prefix}/{_route.path}"] = _change
             if _route.removable:
-                DEMANDS["DELETE", f"{_prefix}/{_route.remove or _route.path}"] = _demand
-for _method in ("GET", "POST", "DELETE"):
-    DEMANDS[_method, f"{_N}/persistence/bookieAffinity"], DEMANDS[_method, f"{_T}/maxMessageSize"] = SUPER, TENANT
-for _method in ("POST", "DELETE"):
-    DEMANDS[_method, f"{_N}/delayedDelivery"] = SUPER
+                DEMANDS["DELETE", f"{_prefix}/{_route.remove or _route.path}"] = _change
 
 
 # -- before a request is dealt with
