@@ -72,13 +72,16 @@ def test_a_message_that_is_given_back_many_times_comes_again_as_soon_each_time(c
     assert consumer.again == [(0.2 + 0.25 * number, [7]) for number in range(5)]
 
 
-def test_a_message_that_is_given_back_soon_after_another_does_not_wait_for_it(clock):
-    consumer = Played(clock, "Shared")
+@pytest.mark.parametrize(("kind", "again"), [
+    ("Shared", [(0.2, [0]), (0.25, [1]), (0.3, [2])]), ("Exclusive", [(0.2, [0, 1, 2])])])
+def test_a_message_that_is_given_back_soon_after_another_does_not_wait_for_it(clock, kind, again):
+    """Where all comes again with the first one, the times of the others bring nothing more."""
+    consumer = Played(clock, kind)
     for entry in range(3):
         consumer.refuse(entry)
         clock.run_until(clock.now + 0.05)
     clock.run_until(101)
-    assert consumer.again == [(0.2, [0]), (0.25, [1]), (0.3, [2])]
+    assert consumer.again == again
 
 
 def test_messages_that_are_given_back_together_come_again_together(clock):
@@ -88,13 +91,3 @@ def test_messages_that_are_given_back_together_come_again_together(clock):
         clock.now += 0.0001
     clock.run_until(101)
     assert sum(len(entries) for _, entries in consumer.again) == 100 and len(consumer.again) <= 3
-
-
-def test_types_that_deliver_everything_again_do_it_once(clock):
-    """The second message comes with the first one, so its own time brings nothing more."""
-    consumer = Played(clock, "Exclusive")
-    for entry in range(2):
-        consumer.refuse(entry)
-        clock.run_until(clock.now + 0.05)
-    clock.run_until(101)
-    assert consumer.again == [(0.2, [0, 1])]
