@@ -102,12 +102,10 @@ class Broker:
                  f"Content-Length: {len(content)}", "", ""]
         try:
             answer = _parsed(self._exchange("\r\n".join(lines).encode("ascii") + content))
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            if self._socket is not None:
+        except (OSError, ValueError) as error:
+            if self._socket is not None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
                 raise NotReachable(f"{Path(self._socket).parents[1]}: no broker serves this folder now; "
                                    "--admin-url or --url names another") from error
-            raise NotReachable(f"{self._url}: {reasons.of(error, is_secure=self._parts.scheme == 'https')}") from error
-        except (OSError, ValueError) as error:
             raise NotReachable(f"{self._url}: {reasons.of(error, is_secure=self._parts.scheme == 'https')}") from error
         if answer.status >= 300:
             reason = _reason(answer)
