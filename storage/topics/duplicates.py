@@ -6,6 +6,7 @@ Replicators that name no positions are of Pulsar before 4.0.7.  Their messages a
 ids of many producers are mixed in them, and do not rise.
 """
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -76,6 +77,17 @@ def _is_tracked(producer: Producer) -> bool:
     return producer.sends_positions or (partition.deduplicates and producer.source is None)
 
 
+@dataclass(slots=True)
+class _Ids:
+    """What SENDs (n,) say of their ids, one producer's behind the other's."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    supposed: NDArray[np.int64]      # the last ones as if messages of batches had ids too; `last` itself without any
+    flags: NDArray[np.uint32]
+    is_chunk: NDArray[np.bool_]      # to be taken one by one
+
+
 def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None, Progresses]:
     """Return (mask (n,) of the rows that are new, [(partition, producer, its sequence ids behind these rows)]).
 
@@ -84,26 +96,53 @@ def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None
     row by row.
     """
     order, handles, starts = _by_producer(rows["producer"])
+    ids = _ids_of(rows, order)
+    edges = [*starts.tolist(), len(rows)]
+    if any(producers[handle].sends_positions for handle in handles):
+        _take_positions(ids, rows["entry_id"] if order is None else rows["entry_id"][order],
+                        [producers[handle].sends_positions for handle in handles], edges)
+    runs, is_rising, is_dense = _compare(ids, starts, [producers[handle] for handle in handles])
+    is_new: NDArray[np.bool_] | None = None
+    for number, run in enumerate(runs):
+        if run is None:
+            continue
+        start, end = edges[number], edges[number + 1]
+        if is_rising[number] and not run[2].under_way:       # nearly always
+            _rise(run[1], run[2], ids, start, end, is_dense=is_dense[number])
+            continue
+        places = slice(start, end) if order is None else order[start:end]
+        taken = _take_each(run[1], run[2], ids, slice(start, end), rows[places])
+        if not all(taken):
+            is_new = np.ones(len(rows), bool) if is_new is None else is_new
+            is_new[places] = taken
+    return is_new, [run for run in runs if run is not None]
+
+
+def _ids_of(rows: Rows, order: NDArray[np.intp] | None) -> _Ids:
     sequence_ids, highest, flags, messages = (
         rows[name] if order is None else rows[name][order]
         for name in ("sequence_id", "highest_sequence_id", "flags", "messages"))
     first, last = producer_sequences.spans(sequence_ids, highest)
     supposed = producer_sequences.supposed_ends(first, last, messages, highest, flags)
-    is_chunk = flags & IS_CHUNK != 0
-    ends = [*starts[1:].tolist(), len(rows)]
-    if any(producers[handle].sends_positions for handle in handles):
-        # Positions take the place of sequence ids, those of chunks as well.
-        positions = rows["entry_id"] if order is None else rows["entry_id"][order]
-        has_one = np.zeros(len(rows), bool)
-        for handle, start, end in zip(handles, starts.tolist(), ends, strict=True):
-            has_one[start:end] = producers[handle].sends_positions
-        signed = np.where(positions == 0, NONE, positions.astype(np.int64) - 1)
-        first, last, supposed = (np.where(has_one, signed, ids) for ids in (first, last, supposed))
-        is_chunk &= ~has_one
-    before, reach = _shifted(last), _shifted(supposed)      # the ids that each row has to exceed, and to follow
-    runs: list[tuple[Partition, Producer, Progress] | None] = []      # None: there are no duplicates
-    for handle, start in zip(handles, starts.tolist(), strict=True):
-        producer = producers[handle]
+    return _Ids(first, last, supposed, flags, flags & IS_CHUNK != 0)
+
+
+def _take_positions(ids: _Ids, positions: NDArray[np.uint64], send_positions: list[bool], edges: list[int]) -> None:
+    """Put positions (n,) into the place of sequence ids, of chunks as well, for the producers that send them."""
+    has_one = np.repeat(send_positions, np.diff(edges))
+    signed = np.where(positions == 0, NONE, positions.astype(np.int64) - 1)
+    ids.first, ids.last, ids.supposed = (
+        np.where(has_one, signed, each) for each in (ids.first, ids.last, ids.supposed))
+    ids.is_chunk &= ~has_one
+
+
+def _compare(ids: _Ids, starts: NDArray[np.intp], producers: list[Producer],
+             ) -> tuple[list[tuple[Partition, Producer, Progress] | None], list[bool], list[bool]]:
+    """Return, a list each: progress before each run, None if it is not tracked; whether its ids rise, and without gaps.
+    """
+    before, reach = _shifted(ids.last), _shifted(ids.supposed)      # the ids that each row has to exceed, and to follow
+    runs: list[tuple[Partition, Producer, Progress] | None] = []
+    for producer, start in zip(producers, starts.tolist(), strict=True):
         partition = producer.partition
         assert isinstance(partition, Partition), partition
         if _is_tracked(producer):
@@ -112,34 +151,28 @@ def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None
             runs.append((partition, producer, progress))
         else:
             runs.append(None)
-    is_rising = np.logical_and.reduceat((first > before) & ~is_chunk, starts).tolist()
-    is_dense = np.logical_and.reduceat(first - 1 <= reach, starts).tolist()
-    is_new: NDArray[np.bool_] | None = None
-    for number, (run, is_plain, start, end) in enumerate(zip(runs, is_rising, starts.tolist(), ends, strict=True)):
-        if run is None:
-            continue
-        progress = run[2]
-        if is_plain and not progress.under_way:       # nearly always
-            if run[1].sends_positions:
-                progress.last = last.item(end - 1)
-            else:
-                gaps = [] if is_dense[number] else _gaps(progress.reach, first[start:end], supposed[start:end])
-                highest_id = last.item(end - 1)
-                progress.rise(gaps, highest_id, highest_id if supposed is last else int(supposed[start:end].max()))
-            continue
-        places = slice(start, end) if order is None else order[start:end]
-        if run[1].sends_positions:
-            taken = list(map(progress.take_position, first[start:end].tolist()))
-        else:
-            spans = first[start:end].tolist(), last[start:end].tolist(), supposed[start:end].tolist()
-            rewritten = rows["message_index"][places]
-            checksums = np.where(rewritten & IS_REWRITTEN, rewritten & 0xFFFFFFFF, rows["crc32c"][places])
-            taken = [progress.take(*each)
-                     for each in zip(*spans, flags[start:end].tolist(), checksums.tolist(), strict=True)]
-        if not all(taken):
-            is_new = np.ones(len(rows), bool) if is_new is None else is_new
-            is_new[places] = taken
-    return is_new, [run for run in runs if run is not None]
+    is_rising = np.logical_and.reduceat((ids.first > before) & ~ids.is_chunk, starts)
+    return runs, is_rising.tolist(), np.logical_and.reduceat(ids.first - 1 <= reach, starts).tolist()
+
+
+def _rise(producer: Producer, progress: Progress, ids: _Ids, start: int, end: int, *, is_dense: bool) -> None:
+    """Take the rows start .. end - 1, whose ids rise, for a producer at once."""
+    highest_id = ids.last.item(end - 1)
+    if producer.sends_positions:
+        progress.last = highest_id
+        return
+    gaps = [] if is_dense else _gaps(progress.reach, ids.first[start:end], ids.supposed[start:end])
+    progress.rise(gaps, highest_id, highest_id if ids.supposed is ids.last else int(ids.supposed[start:end].max()))
+
+
+def _take_each(producer: Producer, progress: Progress, ids: _Ids, run: slice, rows: Rows) -> list[bool]:
+    """Take the rows (n,) of a run one by one; return whether each is new."""
+    if producer.sends_positions:
+        return list(map(progress.take_position, ids.first[run].tolist()))
+    rewritten = rows["message_index"]
+    checksums = np.where(rewritten & IS_REWRITTEN, rewritten & 0xFFFFFFFF, rows["crc32c"])
+    columns = ids.first[run], ids.last[run], ids.supposed[run], ids.flags[run], checksums
+    return [progress.take(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _shifted(ids: NDArray[np.int64]) -> NDArray[np.int64]:

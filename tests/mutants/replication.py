@@ -27,7 +27,7 @@ BUGS = [
          "    return partition.deduplicates and producer.source is None\n", "many duplicates are stored"),
         ("    return producer.sends_positions or (partition.deduplicates and producer.source is None)\n",
          "    return producer.sends_positions or partition.deduplicates\n", "mixed sequence ids are duplicates"),
-        ("        is_chunk &= ~has_one\n", "", "chunks of replicators are taken one by one", "",
+        ("    ids.is_chunk &= ~has_one\n", "", "chunks of replicators are taken one by one", "",
          "they are taken by their positions all the same, only slower"),
         ("np.where(positions == 0, NONE, positions.astype(np.int64) - 1)", "positions.astype(np.int64) - 1",
          "a marker without a position is a duplicate")),
