@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.supervisor.messages.entries import Batch, Making, Outgoing
-from geminga.supervisor.pulsar_client import producers
+from geminga.supervisor.pulsar_client import questions
 from geminga.supervisor.pulsar_client.client import BrokerConnection
 from geminga.supervisor.pulsar_client.key_hashing import Scheme
 from geminga.supervisor.pulsar_client.producers import Producer, Sending
@@ -27,7 +27,7 @@ async def open_producers(connection: BrokerConnection, sending: Sending, topic: 
 
     Raises ClientError, NoPartition.
     """
-    count = await producers.partitions(connection, str(topic))
+    count = await questions.partitions(connection, str(topic))
     if partition is None:
         wanted = range(count)
     elif partition < count:

@@ -2,6 +2,7 @@
 
     client.py        the binary protocol: connect, publish, read
     requests.py      requests of one connection, many under way
+    questions.py     partitions and schemas of a topic
     greetings.py     CONNECT, and the answer to it
     answers.py       the answers of a broker, and the errors in them
     entries.py       an entry as it is stored, with its position

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
-from geminga.supervisor.pulsar_client import reasons
+from geminga.supervisor.pulsar_client import questions, reasons
 from geminga.supervisor.pulsar_client.answers import answer_in, error_in
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 from geminga.supervisor.pulsar_client.greetings import MESSAGE_SIZE_MAX, greeting, message_size_max
@@ -137,7 +137,7 @@ class BrokerConnection(asyncio.Protocol):
 
     # -- commands
 
-    async def call(self, request: Any) -> Any:
+    async def ask(self, request: Any) -> Any:
         """Send a request, to which a number is given, and return the message inside its answer.  Raises ClientError."""
         request.request_id = self.request_id()
         self.send(request)
@@ -216,11 +216,11 @@ class BrokerConnection(asyncio.Protocol):
             request.metadata.add(key=names.ONLY_FOR, value=only_for)
         if name:
             request.producer_name = name
-        answer: api.CommandProducerSuccess = await self.call(request)
+        answer: api.CommandProducerSuccess = await self.ask(request)
         return answer
 
     async def close_producer(self) -> None:
-        await self.call(api.CommandCloseProducer(producer_id=1))
+        await self.ask(api.CommandCloseProducer(producer_id=1))
 
     async def publish(self, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
         """Publish each payload as a message; return their positions as (ledger, entry).  Raises ClientError."""
@@ -275,7 +275,7 @@ class BrokerConnection(asyncio.Protocol):
             request.initialPosition = api.CommandSubscribe.Latest      # if that message does not exist any more
         if since_s:
             request.start_message_rollback_duration_sec = since_s
-        await self.call(request)
+        await self.ask(request)
         return request.consumer_id
 
     def next_consumer_id(self) -> int:
@@ -297,15 +297,15 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.write(b"".join(frames.frame(frames.command_of(message)) for message in messages))
 
     async def close_consumer(self, consumer: int) -> None:
-        await self.call(api.CommandCloseConsumer(consumer_id=consumer))
+        await self.ask(api.CommandCloseConsumer(consumer_id=consumer))
 
     async def unsubscribe(self, consumer: int) -> None:
         """Remove a consumer and its subscription.  Raises ClientError."""
-        await self.call(api.CommandUnsubscribe(consumer_id=consumer))
+        await self.ask(api.CommandUnsubscribe(consumer_id=consumer))
 
     async def last(self, consumer: int) -> tuple[int, int] | None:
         """Return (ledger, entry) of the topic's last entry, None if it has none.  Raises ClientError."""
-        last = (await self.call(api.CommandGetLastMessageId(consumer_id=consumer))).last_message_id
+        last = (await self.ask(api.CommandGetLastMessageId(consumer_id=consumer))).last_message_id
         return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
 
     async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
@@ -345,20 +345,18 @@ class BrokerConnection(asyncio.Protocol):
 
     async def partitions(self, topic: str) -> int | None:
         """Return the topic's number of partitions: 0 if it is not partitioned, None if the broker does not know it."""
-        request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=False)
         try:
-            answer: api.CommandPartitionedTopicMetadataResponse = await self.call(request)
+            return await questions.partitions(self, topic, may_create=False)
         except ClientError as error:
             if error.code == api.TopicNotFound:
                 return None
             raise
-        return answer.partitions
 
     async def topics(self, namespace: str) -> list[str]:
         """Return the names of the namespace's persistent topics; a partitioned topic is listed by its partitions."""
         request = api.CommandGetTopicsOfNamespace(
             namespace=namespace, mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
-        return list((await self.call(request)).topics)
+        return list((await self.ask(request)).topics)
 
     async def schemas(self, topic: str) -> dict[int, api.Schema]:
         """Return {version: schema} of a topic, in ascending order of versions."""
@@ -374,19 +372,15 @@ class BrokerConnection(asyncio.Protocol):
 
     async def schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
         """Return a version of a topic's schema, the newest for b"", None if there is none.  Raises ClientError."""
-        request = api.CommandGetSchema(topic=topic)
-        if version:
-            request.schema_version = version
         try:
-            answer: api.CommandGetSchemaResponse = await self.call(request)
+            return await questions.schema(self, topic, version or None)
         except ClientError as error:
             if error.code == api.TopicNotFound:
                 return None
             raise
-        return answer
 
     async def lookup(self, topic: str, *, is_authoritative: bool) -> api.CommandLookupTopicResponse:
-        answer: api.CommandLookupTopicResponse = await self.call(
+        answer: api.CommandLookupTopicResponse = await self.ask(
             api.CommandLookupTopic(topic=topic, authoritative=is_authoritative))
         return answer
 

@@ -97,7 +97,7 @@ class Sending:
         if name:
             request.producer_name = name
             request.user_provided_producer_name = True
-        success: api.CommandProducerSuccess = await self._connection.call(request)
+        success: api.CommandProducerSuccess = await self._connection.ask(request)
         producer = Producer(number, topic, partition, success.producer_name, success.last_sequence_id,
                             success.schema_version or None if schema is not None else None)
         self._producers[number] = producer
@@ -107,7 +107,7 @@ class Sending:
     async def close(self) -> None:
         """Close all producers; call this when nothing is under way any more.  Raises ClientError."""
         for number in self._producers:
-            await self._connection.call(api.CommandCloseProducer(producer_id=number))
+            await self._connection.ask(api.CommandCloseProducer(producer_id=number))
 
     # -- entries
 
@@ -211,18 +211,6 @@ async def unless_busy(call: Callable[[], Awaitable[None]]) -> None:
             if error.code not in (api.ConsumerBusy, api.ProducerBusy) or time.monotonic() > end:
                 raise
         await asyncio.sleep(0.1)
-
-
-# -- topics
-
-async def partitions(connection: BrokerConnection, topic: str) -> int:
-    """Return a topic's number of partitions, 0 if it has none.
-
-    If the broker makes topics partitioned by itself, it makes this one.  Raises ClientError.
-    """
-    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=True)
-    answer: api.CommandPartitionedTopicMetadataResponse = await connection.call(request)
-    return answer.partitions
 
 
 async def newest_schema(connection: BrokerConnection, topic: str) -> api.Schema | None:

@@ -21,7 +21,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.runtime.log import log
-from geminga.supervisor.pulsar_client import rest
+from geminga.supervisor.pulsar_client import questions, rest
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.replication.backoff import Backoff, slow_s
 from geminga.supervisor.replication.channel import RemoteSide
@@ -287,12 +287,9 @@ def _count(broker: rest.Broker, path: str) -> int | None:
 
 async def partitions_there(side: RemoteSide, topic: str) -> int:
     """Return the number of partitions of a topic there, 0 if it has none or does not exist.  Raises ClientError."""
-    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=False)
     try:
-        answer = await side.ask(request)
+        return await questions.partitions(side, topic, may_create=False)
     except ClientError as error:
         if error.code == api.TopicNotFound:
             return 0
         raise
-    count: int = answer.partitions
-    return count

@@ -15,7 +15,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
-from geminga.supervisor.pulsar_client import client, reasons
+from geminga.supervisor.pulsar_client import client, questions, reasons
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.pulsar_client.greetings import greeting, message_size_max
 from geminga.supervisor.replication.backoff import Backoff
@@ -294,13 +294,11 @@ class Remote:
         The producer names it, so that a topic there which refuses producers without a schema takes this one.
         """
         try:
-            answer = await channel.remote.ask(api.CommandGetSchema(topic=topic))
+            return (await questions.schema(channel.remote, topic)).schema
         except ClientError as error:
             if error.code in (api.TopicNotFound, api.MetadataError):
                 return None
             raise
-        found: api.Schema = answer.schema
-        return found
 
     async def schema_there(self, topic: TopicName, version: bytes, channel: Channel) -> bytes:
         """Add a schema version of this cluster there, and return its version there.  Raises ClientError, Standstill."""

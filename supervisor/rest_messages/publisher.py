@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition
 from geminga.supervisor.messages.entries import Batch
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.supervisor.pulsar_client import key_hashing, questions
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.rest_messages.bodies import in_background
 from geminga.supervisor.rest_messages.calls import Call
@@ -21,7 +21,7 @@ from geminga.supervisor.rest_messages.producing import Message
 from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.parameters import Producing
 from geminga.supervisor.web.producer import Answer, Lane, Producer
-from geminga.supervisor.web.session import Turned, partitions, status_of
+from geminga.supervisor.web.session import Turned, status_of
 from geminga.supervisor.web.visits import PRODUCER, Visit
 
 _SEND_TIMEOUT_MS = 30_000
@@ -91,15 +91,14 @@ class Publisher(Producer):
     async def begin(self, link: Inner) -> None:
         """Open the lanes with the first call's schema: a topic may demand one.  Raises ClientError."""
         # PRODUCER would make a topic again that was deleted meanwhile.
-        await partitions(link, self.visit.topics[0], may_create=False)
+        await questions.partitions(link, self.visit.topics[0], may_create=False)
         definition = self._known if isinstance(self._known, Definition) else await self._stored(link, self._known)
         self._schema = registry.to_wire(definition, "") if definition.kind != BYTES else None
         await super().begin(link)
 
     async def _stored(self, link: Inner, version: int) -> Definition:
         """Return a version that the topic has.  Raises ClientError."""
-        answer = await link.ask(api.CommandGetSchema(
-            topic=self.visit.topics[0], schema_version=registry.version_bytes(version)))
+        answer = await questions.schema(link, self.visit.topics[0], registry.version_bytes(version))
         return registry.from_wire(answer.schema)
 
     async def schema(self, wanted: Definition | int) -> Schema:

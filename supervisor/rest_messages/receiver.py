@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.values import Values
+from geminga.supervisor.pulsar_client import questions
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.rest_messages.calls import Call
 from geminga.supervisor.rest_messages.pool import Ending
@@ -21,7 +22,7 @@ from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.frames import FAILED, REFUSED
 from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.parameters import Consuming
-from geminga.supervisor.web.session import Turned, partitions, status_of
+from geminga.supervisor.web.session import Turned, status_of
 from geminga.supervisor.web.subscribing import Topic
 from geminga.supervisor.web.visits import CONSUMER, Visit
 
@@ -77,7 +78,7 @@ class Receiver(Consumer):
 
     async def begin(self, link: Inner) -> None:
         """Open the consumers, unless the topic is missing: SUBSCRIBE would make it.  Raises ClientError, Turned."""
-        await partitions(link, self.visit.topics[0], may_create=False)
+        await questions.partitions(link, self.visit.topics[0], may_create=False)
         await super().begin(link)
 
     @property
@@ -100,13 +101,11 @@ class Receiver(Consumer):
         """Return a version of the topic's schema, None if it was deleted.  Raises Turned."""
         link = self._linked()
         try:
-            answer = await link.ask(api.CommandGetSchema(topic=topic, schema_version=version))
+            return (await questions.schema(link, topic, version)).schema
         except ClientError as error:
             if error.code is None:
                 raise Turned(status_of(error), str(error)) from None
             return None
-        schema: api.Schema = answer.schema
-        return schema
 
     def _linked(self) -> Inner:
         """Return the connection to the worker.  Raises Turned."""

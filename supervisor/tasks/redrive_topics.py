@@ -81,9 +81,9 @@ class Backlog:
             request = api.CommandSubscribe(
                 topic=topic, subscription=subscription, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer,
                 initialPosition=position, force_topic_creation=False)
-            await connection.call(request)
+            await connection.ask(request)
         await unless_busy(subscribe)
-        stats: api.CommandConsumerStatsResponse = await connection.call(api.CommandConsumerStats(consumer_id=consumer))
+        stats: api.CommandConsumerStatsResponse = await connection.ask(api.CommandConsumerStats(consumer_id=consumer))
         return cls(connection, consumer, stats.msgBacklog)      # a number of entries
 
     async def round(self, messages: int) -> list[Entry]:

@@ -314,7 +314,7 @@ class Redrive:
     async def _acknowledge(self, letters: Backlog, acked: dict[Position, list[int]]) -> None:
         """Acknowledge letters, and wait until the broker has stored it."""
         if acked:
-            await letters.connection.call(ack_of(letters, acked))
+            await letters.connection.ask(ack_of(letters, acked))
 
     async def _finish(self, letters: Backlog, target: Target) -> None:
         """Acknowledge a target's last letter, and remove the target's subscription."""

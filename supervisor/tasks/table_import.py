@@ -26,7 +26,7 @@ from geminga.supervisor.messages import topics
 from geminga.supervisor.messages.entries import Batch, Making, Outgoing
 from geminga.supervisor.messages.outgoing import Wrong
 from geminga.supervisor.messages.publishing import Batches
-from geminga.supervisor.pulsar_client import producers
+from geminga.supervisor.pulsar_client import producers, questions
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.pulsar_client.key_hashing import Scheme
 from geminga.supervisor.pulsar_client.producers import Producer, Receipt, Sending
@@ -124,7 +124,7 @@ class TableImport:
         nearest = await topics.nearest_to_new(connection, self._topic)
         if self._making is None:
             self._making = await _prepared(connection, self._table, self._topic, self._wishes)
-        count = await producers.partitions(connection, str(self._topic))
+        count = await questions.partitions(connection, str(self._topic))
         if (record := self._known(count)) is not None:
             if record.done >= self._table.rows:
                 return self._end(self._report.earlier if self._has_begun else self._table.rows)

@@ -10,11 +10,12 @@ from collections import deque
 from geminga.proto import frames, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.entries import Batch, Making
+from geminga.supervisor.pulsar_client import questions
 from geminga.supervisor.web import publishing
 from geminga.supervisor.web.inner import Inner, Links, T
 from geminga.supervisor.web.parameters import Producing
 from geminga.supervisor.web.publishing import NOT_PUBLISHED, Sent, Wrong
-from geminga.supervisor.web.session import Channel, Session, partitions
+from geminga.supervisor.web.session import Channel, Session
 from geminga.supervisor.web.visits import Visit
 
 # Messages and bytes without an answer, beyond which the client is not read.
@@ -114,7 +115,7 @@ class Producer(Session):
 
     async def _new_lanes(self, link: Inner) -> list[Lane]:
         topic = self.visit.topics[0]
-        count = await partitions(link, topic)
+        count = await questions.partitions(link, topic)
         if self._parameters.is_round_robin or not count:
             self._turn = 0
         else:

@@ -194,15 +194,6 @@ class Session:
     def texts(self, texts: list[str]) -> None: ...
 
 
-async def partitions(link: Inner, topic: str, *, may_create: bool = True) -> int:
-    """Return a topic's number of partitions, 0 if it has none.  Raises ClientError.
-
-    may_create: a topic that is missing is made, if policies allow that.
-    """
-    request = api.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=may_create)
-    return int((await link.ask(request)).partitions)
-
-
 def status_of(error: ClientError) -> HTTPStatus:
     """Return the status that tells of a worker's error."""
     if error.code is None:

@@ -5,10 +5,11 @@ from http import HTTPStatus
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.pulsar_client import questions
 from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.inner import Inner, Taker
 from geminga.supervisor.web.parameters import Consuming
-from geminga.supervisor.web.session import Turned, partitions
+from geminga.supervisor.web.session import Turned
 from geminga.supervisor.web.visits import READER, Visit
 
 _REDELIVERIES_MAX = 10_000      # entries of a topic whose redeliveries are counted
@@ -64,7 +65,7 @@ class Subscribing:
         if self._visit.pattern:
             return await self.join(link, taker, await self._matching(link, taker))
         for topic in self._visit.topics:
-            count = await partitions(link, topic)
+            count = await questions.partitions(link, topic)
             if count and self._parameters.start is not None:
                 raise Turned(HTTPStatus.BAD_REQUEST, "messageId of a topic with partitions is latest or earliest")
             for name in [f"{topic}-partition-{number}" for number in range(count)] or [topic]:

@@ -16,7 +16,7 @@ class Connection:
     def __init__(self):
         self.lost = asyncio.Event()
 
-    async def call(self, request):
+    async def ask(self, request):
         return api.CommandProducerSuccess(request_id=1, producer_name="p")
 
     async def receive(self, expected):
