@@ -14,6 +14,7 @@ A broker writes an entry before its row, and a row before the header counts it. 
 even while a broker serves the folder. Any other apparent damage is checked several times, and reported only if it is
 found every time.
 """
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -71,6 +72,18 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None,
             yield from _Walk(data_dir, is_served, processes, seen, told).findings()
     except OSError as error:
         yield unreadable(data_dir, error)
+
+
+def _leave_unusable_folder() -> None:
+    """Go to the root folder if this process may not enter its working folder, as new processes do at their start.
+
+    Root's home is such a folder for a command that has become the data folder's owner.  No relative path leads anywhere
+    from there.
+    """
+    try:
+        os.chdir(Path.cwd())
+    except OSError:
+        os.chdir("/")
 
 
 def _size(path: Path) -> int:
@@ -154,6 +167,7 @@ class _Walk:
         if self.processes == 1 or size < _PROCESSES_MIN:
             yield from map(look_at, tasks)
             return
+        _leave_unusable_folder()
         with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
             yield from pool.map(look_at, tasks)
 

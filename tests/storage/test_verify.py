@@ -105,6 +105,18 @@ def test_a_folder_whose_broker_was_killed_has_something_to_replay_and_is_not_dam
     assert note.severity == NOTE and "to be replayed" in note.what
 
 
+@pytest.mark.slow
+def test_several_processes_look_although_the_working_folder_cannot_be_entered(folder, tmp_path, monkeypatch):
+    """Here it is gone; root's home is one that a command may not enter once it has become the folder's owner."""
+    monkeypatch.setattr(verify, "_PROCESSES_MIN", 0)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    seen = verify.Seen()
+    assert list(verify.walk(folder.path, processes=2, seen=seen)) == [] and seen.ledgers == len(folder.ledgers)
+
+
 def test_looking_changes_nothing(folder):
     for path in (folder.path, folder.killed):
         before = {found: found.read_bytes() for found in path.rglob("*") if found.is_file()}
