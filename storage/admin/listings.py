@@ -22,6 +22,7 @@ from geminga.storage.admin.table_questions import (
     Scope,
 )
 from geminga.storage.statistics.columns import Topic, kind_of
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, SubType
 
 _CLIENTS_MAX = 20_000        # connections in one answer
@@ -71,7 +72,8 @@ def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> List
     opened = statistics.topics()
     if isinstance(opened, int):
         return Listing(opened, 0, [])
-    chosen = statistics.subscriptions(_in_scope(opened, question))
+    in_scope = _in_scope(opened, question)
+    chosen = statistics.subscriptions(in_scope)
     if question.named:
         is_named = re.compile(fnmatch.translate(question.named)).match
         chosen = [one for one in chosen if is_named(one[0].name)]
@@ -100,7 +102,8 @@ def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> List
         "type": [_type(one) for one, _ in shown], "is_durable": [one.is_durable for one, _ in shown]}
     columns = {key: values(shown, key)
                for key in (*_OF_SUBSCRIPTIONS, *_SUBSCRIPTION_RATES, "oldest_seconds", *_TIMES)}
-    return Listing(0, len(chosen), _rows(texts, columns))
+    return Listing(0, len(chosen), _rows(texts, columns),
+                   [topic.partition_id for topic in in_scope if isinstance(topic, Partition)])
 
 
 def _type(subscription: Subscription) -> str | None:

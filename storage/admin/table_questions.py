@@ -6,7 +6,7 @@ owners.
 import fnmatch
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geminga.proto import names
 from geminga.storage.admin.questions import Question, StoredEntry, TopicQuestion
@@ -23,6 +23,7 @@ class Listing:
     stale: int                         # topics whose rows are not up to date yet; above 0 there are no rows: ask again
     total: int                         # rows in the scope, of which `rows` are the first
     rows: list[object]
+    open: list[int] = field(default_factory=list)      # of subscriptions: ids of the open partitions in the scope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,16 @@ class Subscriptions:
             "JOIN partitions ON partition_id = partitions.id WHERE substr(subscriptions.name, 1, ?) = ?",
             (len(prefix), prefix))
 
+    def below(self, prefix: str, most: int) -> list[tuple[int, str, str]]:
+        """Return (partition id, partition, subscription) of durable subscriptions of partitions whose names begin so.
+
+        They are in the order of partitions and names, `most` at most.  Raises StorageFull.
+        """
+        return self._database.read(
+            "SELECT partition_id, partitions.name, subscriptions.name FROM partitions "
+            "JOIN subscriptions ON partition_id = partitions.id WHERE partitions.name >= ? AND partitions.name < ? "
+            "ORDER BY partitions.name, subscriptions.name LIMIT ?", (prefix, prefix + chr(0x10FFFF), most))
+
     def replicated(self, partition_id: int) -> set[int]:
         """Return the ids of a partition's subscriptions that are marked as replicated.  Raises StorageFull."""
         return set(self._database.column(

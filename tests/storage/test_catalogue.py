@@ -226,6 +226,19 @@ def test_a_topic_needs_its_namespace(opened):
         opened().topics.create(parse("acme/eu/c"), 0)
 
 
+def test_subscriptions_are_found_by_the_beginning_of_their_partition(opened):
+    """In the order of names, and so many at most: a broker may have any number."""
+    found, a, ab = opened(), TOPIC, TOPIC.partition_name(0)
+    ids = {str(name): found.partitions.create(name) for name in (ab, a)}
+    for name in (a, ab):
+        for subscription in ("z", "y"):
+            found.subscriptions.create(ids[str(name)], subscription)
+    rows = [(ids[str(name)], str(name), subscription) for name in (a, ab) for subscription in ("y", "z")]
+    assert found.subscriptions.below("", 9) == found.subscriptions.below(str(a), 9) == rows
+    assert found.subscriptions.below(str(a), 3) == rows[:3]
+    assert found.subscriptions.below(str(ab), 9) == rows[2:] and found.subscriptions.below("persistent://q/", 9) == []
+
+
 def test_partitions_subscriptions_and_epochs_are_kept(opened):
     found = opened()
     partition_id = found.partitions.create(TOPIC)

@@ -174,6 +174,8 @@ def test_subscriptions_of_topics_that_are_not_loaded_are_known(own, client):
     assert [row["topic"] for row in told["rows"]] == [f"{PREFIX}resting-2"]
     assert (told["total"], told["more"]) == (1, False)
     assert [row["subscription"] for row in ask(own, f"{path}&limit=1&offset=2")["rows"]] == ["sleeper-2"]
+    one = ask(own, f"subscriptions/persistent/{NAMESPACE}/resting-0")
+    assert [row["subscription"] for row in one["rows"]] == ["sleeper-0"] and one["not_loaded"] == 1
 
 
 def test_every_column_that_the_console_shows_sorts_its_table(own):

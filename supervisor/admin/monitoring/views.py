@@ -41,6 +41,7 @@ OFFSET_MAX = 100_000              # rows before those of an answer: owners sort 
 LOADED, NOT_LOADED = "loaded", "not-loaded"
 STATES = LOADED, NOT_LOADED, *KINDS      # of topics, by which a table may be narrowed
 _ROWS = 100                       # unless the request asks for another number
+_STORED_MAX = 100_000             # stored subscriptions that are looked at for those of topics that are not loaded
 _FULL_ROWS = 300                  # before and in a window, up to which owners are asked once only
 _MATCH_MAX, _STARS_MAX = 256, 8   # characters and stars of a pattern: owners try it on every name
 _CLOSED_SECONDS, _AGAIN_SECONDS = 5.0, 0.02
@@ -232,30 +233,24 @@ async def subscriptions(request: web.Request) -> web.Response:
     asked, named = _asked(request, _SUBSCRIPTION_KEYS, "backlog"), request.query.get("subscription", "")
     _check_pattern("subscription", named)
     listings, missing = await _ask(request, ListSubscriptions(**asked.limits, named=named))
-    loaded, closed = sum(one.total for one in listings), await _of_closed_topics(request, asked, named)
+    loaded = sum(one.total for one in listings)
+    closed = [] if missing else _of_closed_topics(      # which topics a missing owner has open is not known
+        request, asked, named, {number for one in listings for number in one.open})
     rows = _rows(listings) + [dict.fromkeys(_SUBSCRIPTION_KEYS) | {
         "topic": topic, "subscription": name, "is_durable": True} for topic, name in closed]
     return _answer(asked, asked.part(rows), loaded + len(closed), missing, not_loaded=len(closed))
 
 
-async def _of_closed_topics(request: web.Request, asked: _Asked, named: str) -> list[tuple[str, str]]:
-    """Return (topic, subscription) of the durable subscriptions of topics that no owner has open."""
-    names = [name for name in filter(Scope(**asked.scope).test(), _names(request)) if _is_kept(name)]
-    question = replace(ListTopics(**asked.limits), sort="topic", ascending=True, most=0, is_bare=True)
-    if sum(one.total for one in (await _ask(request, question))[0]) >= len(names):
-        return []
-    listings, missing = await _ask(request, replace(question, most=OFFSET_MAX))
-    if missing:      # which topics these have open is not known
-        return []
-    closed = set(names).difference(row["topic"] for row in _rows(listings))
-    is_named = re.compile(fnmatch.translate(named or "*")).match
-    return [(topic, name) for topic, name in catalogue_of(request).subscriptions.named("")
-            if topic in closed and is_named(name)]
+def _of_closed_topics(request: web.Request, asked: _Asked, named: str, opened: set[int]) -> list[tuple[str, str]]:
+    """Return (topic, subscription) of the durable subscriptions in the scope whose partitions are not open.
 
-
-def _is_kept(name: str) -> bool:
-    """Whether a topic, by its complete name, is persistent: others have no subscriptions while they are closed."""
-    return name.startswith("persistent://")
+    opened: ids of the open partitions in the scope.
+    """
+    prefix = asked.within if "://" in asked.within else f"persistent://{asked.within}/" if asked.within else ""
+    is_inside, is_named = Scope(**asked.scope).test(), re.compile(fnmatch.translate(named or "*")).match
+    return [(topic, name) for partition_id, topic, name
+            in catalogue_of(request).subscriptions.below(prefix, _STORED_MAX)
+            if partition_id not in opened and is_inside(topic) and is_named(name)]
 
 
 # -- clients
