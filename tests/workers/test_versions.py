@@ -107,8 +107,12 @@ def test_who_is_active_is_told_to_those_who_know_the_word(broker, version):
         answer = peer.ask(T.SUBSCRIBE, topic=unique_topic("versions"), subscription="s",
                           subType=api.CommandSubscribe.Failover, consumer_id=1, request_id=2)
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=1))
-        told = [T.Name(answer.type), *heard(peer)]
-        assert sorted(told) == ["ACTIVE_CONSUMER_CHANGE", "SUCCESS"] if version >= 12 else told == ["SUCCESS"]
+        told = [answer.type]
+        if version >= 12:
+            told.append(peer.hear().type)
+        assert sorted(told) == ([T.SUCCESS, T.ACTIVE_CONSUMER_CHANGE] if version >= 12 else [T.SUCCESS])
+        # The owner answers this behind all that it told before; a PING would be answered by the worker.
+        assert peer.ask(T.CLOSE_CONSUMER, consumer_id=1, request_id=3).type == T.SUCCESS
 
 
 @pytest.mark.slow
