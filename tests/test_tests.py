@@ -26,7 +26,8 @@ WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0, "see": 1}
 # names of arguments, and functions with one argument, for seconds or milliseconds: the least and the most that are
 # refused.  Less than the least watches that nothing comes.
 LIMITS = {"timeout": (10, HANG_SECONDS), "timeout_millis": (5_000, HANG_MS), "receive": (5_000, HANG_MS),
-          "read_next": (5_000, HANG_MS), "wait": (10, HANG_SECONDS), "join": (10, HANG_SECONDS)}
+          "read_next": (5_000, HANG_MS), "wait": (10, HANG_SECONDS), "join": (10, HANG_SECONDS),
+          "settimeout": (20, HANG_SECONDS)}
 # calls whose result has something in it if their first argument has
 KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")
 VIEWS = ("items", "keys", "split", "values")
@@ -136,7 +137,7 @@ def hasty(tree: ast.Module) -> list[tuple[int, str]]:
     A time that is promised has a name, so it is not seen here.
     """
     return [(node.lineno, ast.unparse(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)
-            and any(isinstance(value, ast.Constant) and least <= value.value < most
+            and any(isinstance(value, ast.Constant) and least <= (value.value or 0) < most
                     for value, (least, most) in limits_of(node))]
 
 
@@ -168,8 +169,9 @@ def test_the_look_at_waits_sees_every_kind():
     """A canary: waits with a number are found, with every function that waits."""
     waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(30)",
              "eventually(it, seconds=2)", "browser.see('it', 20)", "link(timeout=60)",
-             "link.receive(timeout_millis=9000)", "consumer.receive(5000)", "process.wait(10)"]
-    right = ["eventually(it)", "own.ended(BACK_SECONDS)", "link.receive(200)", "link(timeout=600)", "life.wait(2000)",
+             "link.receive(timeout_millis=9000)", "consumer.receive(5000)", "process.wait(10)", "link.settimeout(60)"]
+    right = ["eventually(it)", "own.ended(BACK_SECONDS)", "link.settimeout(0.1)", "link.settimeout(None)",
+             "link.receive(200)", "link(timeout=600)", "life.wait(2000)",
              "consumer.receive(HANG_MS)"]
     source = "\n".join([*waits, *right])
     assert hasty(ast.parse(source)) == list(enumerate(waits, start=1))

@@ -389,5 +389,5 @@ def test_what_comes_behind_a_connect_that_waits_is_looked_at(asking):
     Such a size once had memory allocated for it before the check had ended.
     """
     with peer(asking, connect("basic", b"joe:" + PASSWORD.encode()) + b"\xff\xff\xff\xff\0\0\0\0") as waiting:
-        waiting.socket.settimeout(60)
+        waiting.socket.settimeout(HANG_SECONDS)
         assert [heard.type for heard in waiting.until_closed()] == [T.CONNECTED]

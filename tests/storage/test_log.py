@@ -256,7 +256,7 @@ def journal(tmp_path, monkeypatch):
     """Return a socket that this process takes for journald's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "socket"))
-        listener.settimeout(60)
+        listener.settimeout(HANG_SECONDS)
         monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "socket"))
         yield listener
 

@@ -16,7 +16,7 @@ from geminga.supervisor.admin.resources import brokers
 from geminga.supervisor.rest_messages import doors as rest_doors
 from geminga.supervisor.web import doors
 
-from ..harness import Broker, eventually
+from ..harness import HANG_SECONDS, Broker, eventually
 from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
 from .sweep import rights
 
@@ -447,7 +447,7 @@ def test_who_loses_a_right_is_told_to_go_before_that_is_answered(guarded, way):
     method, path, *body = then
     guarded.done(method, path.format(**paths), *body)
     svc, admin = people.values()
-    svc._socket.settimeout(60)
+    svc._socket.settimeout(HANG_SECONDS)
     told = {command_of(svc).type for _ in kinds}
     assert told == {T.CLOSE_PRODUCER if kind == T.PRODUCER else T.CLOSE_CONSUMER for kind in kinds}
     assert all(ask(svc, kind).startswith("AuthorizationError") for kind in kinds)
@@ -467,7 +467,7 @@ def test_who_waits_for_its_turn_is_told_to_go_when_it_has_lost_its_right(guarded
     assert admin.ask(T.PRODUCER, producer_access_mode=api.Exclusive, **asked) == "allowed"
     assert svc.ask(T.PRODUCER, producer_access_mode=api.WaitForExclusive, **asked) == "allowed"
     guarded.done("DELETE", path)
-    svc._socket.settimeout(60)
+    svc._socket.settimeout(HANG_SECONDS)
     assert command_of(svc).error.error == api.ServiceNotReady      # it tries again, and gets the reason
     assert svc.ask(T.PRODUCER, producer_access_mode=api.WaitForExclusive, **asked).startswith("AuthorizationError")
     assert admin.ask(T.CLOSE_PRODUCER, producer_id=1) == "allowed"
@@ -481,7 +481,7 @@ def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
         assert connection.ask(T.WATCH_TOPIC_LIST, namespace=namespace, topics_pattern=".*", watcher_id=1) == "allowed"
     guarded.done("DELETE", f"/admin/v2/namespaces/{namespace}/permissions/namespace-consumer")
     guarded.done("PUT", f"/admin/v2/persistent/{namespace}/secret")
-    watching["admin"]._socket.settimeout(60)
+    watching["admin"]._socket.settimeout(HANG_SECONDS)
     assert command_of(watching["admin"]).type == T.WATCH_TOPIC_UPDATE
     assert (
         watching["namespace-consumer"]

@@ -272,7 +272,7 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
 def test_what_is_no_command_is_hung_up_on(own, said):
     """The broker goes on."""
     with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / control_socket.SOCKET) as path:
-        link.settimeout(60)
+        link.settimeout(HANG_SECONDS)
         link.connect(path)
         link.sendall(said + b"\n")
         assert link.recv(100) == b""

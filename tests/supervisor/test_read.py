@@ -15,7 +15,7 @@ import trustme
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..clients.test_python_client import COMPRESSIONS
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import HANG_SECONDS, partitioned_topic, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from .test_serve import run
@@ -174,7 +174,7 @@ class Listener:
             while True:
                 link, _ = self._socket.accept()
                 with link, contextlib.suppress(OSError):
-                    link.settimeout(60)
+                    link.settimeout(HANG_SECONDS)
                     self._meets(link)
 
     def close(self):

@@ -14,7 +14,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..clients.test_administration import topic_url
-from ..harness import Broker, partitioned_topic, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, partitioned_topic, request, unique_topic
 from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
 from .peer import SECONDS, Bystander, Closed, Peer, error_of
 
@@ -211,5 +211,5 @@ def test_a_client_that_has_not_connected_is_not_asked_for_a_sign_of_life(start_b
         late.socket.setblocking(False)
         with pytest.raises(BlockingIOError):
             late.socket.recv(1)
-        late.socket.settimeout(60)
+        late.socket.settimeout(HANG_SECONDS)
         assert late.ask(T.CONNECT, client_version="test", protocol_version=21).type == T.CONNECTED

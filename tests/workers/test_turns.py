@@ -13,7 +13,7 @@ import pytest
 from geminga.proto.connection import FIRST_SIZE_MAX
 from geminga.workers.clients.turns import UNFINISHED_MAX, UNREAD_MAX, Turns, UnfinishedFrames
 
-from ..harness import Broker, Stopwatch, partitioned_topic, unique_topic
+from ..harness import HANG_SECONDS, Broker, Stopwatch, partitioned_topic, unique_topic
 from ..proto.client_frames import MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
 from .peer import Bystander, Peer
 
@@ -200,7 +200,7 @@ def test_answers_that_nobody_takes_are_bounded_over_all(alone, witness):
         witness.while_(grows)
         assert max(grown) < UNREAD_MAX + (48 << 20)
         assert witness.longest < WAIT_MAX
-        peers[0].socket.settimeout(60)
+        peers[0].socket.settimeout(HANG_SECONDS)
         peers[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         for _ in range(300):      # a client that reads after all misses nothing
             assert len(peers[0].hear().getTopicsOfNamespaceResponse.topics) >= 200
