@@ -26,6 +26,7 @@ from geminga.supervisor.admin.requests.origins import refuse_unproven
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
     TOPICS,
+    catalogue_of,
     error_answer,
     existing_of,
     number_of,
@@ -123,10 +124,15 @@ def install(app: web.Application) -> None:
 @routes.post(_TOPIC + "/partitions/{number:[0-9]+}")
 async def produce(request: web.Request) -> web.StreamResponse:
     """Publish messages, each encoded by a schema, and answer when all are on disk."""
-    partition = -1
+    topic = existing_of(request)
     if "number" in request.match_info:
-        partition = number_of(request, part_of(request, "number"), "The partition", _LAST)
-    return await _hand_on(request, PRODUCE, partition)
+        return await _hand_on(request, topic, PRODUCE, number_of(request, part_of(request, "number"), "The partition",
+                                                                 _LAST))
+    count = catalogue_of(request).topics.partition_count(topic.base)
+    if count and 0 <= topic.partition < count:
+        # A producer of its own would claim a name that the partitioned topic's producer has there already.
+        return await _hand_on(request, topic.base, PRODUCE, topic.partition)
+    return await _hand_on(request, topic, PRODUCE)
 
 
 @routes.post(_SUBSCRIPTION)
@@ -138,24 +144,24 @@ async def receive(request: web.Request) -> web.StreamResponse:
     """
     if request.method == "GET":
         refuse_unproven(request, request[IDENTITY])
-    return await _hand_on(request, RECEIVE)
+    return await _hand_on(request, existing_of(request), RECEIVE)
 
 
 @routes.post(_SUBSCRIPTION + "/ack")
 async def acknowledge(request: web.Request) -> web.StreamResponse:
     """Acknowledge messages, and answer when that is on disk."""
-    return await _hand_on(request, ACKNOWLEDGE)
+    return await _hand_on(request, existing_of(request), ACKNOWLEDGE)
 
 
 @routes.post(_SUBSCRIPTION + "/nack")
 async def refuse(request: web.Request) -> web.StreamResponse:
     """Have messages delivered again, to this client or another one."""
-    return await _hand_on(request, REFUSE)
+    return await _hand_on(request, existing_of(request), REFUSE)
 
 
-async def _hand_on(request: web.Request, kind: str, partition: int = -1) -> web.StreamResponse:
-    """Hand a request on, and pass its answer back.  Raises 4xx, 503, Refusal."""
-    topic, links = existing_of(request), request.app[LINKS]
+async def _hand_on(request: web.Request, topic: TopicName, kind: str, partition: int = -1) -> web.StreamResponse:
+    """Hand a request on, and pass its answer back.  Raises 4xx, 503."""
+    links = request.app[LINKS]
     if links.calls >= _CALLS_MAX:
         raise web.HTTPServiceUnavailable(text=f"{_CALLS_MAX} calls are under way; try again")
     parameters = dict(reversed(list(request.query.items())))      # the first of several values counts, as in Pulsar

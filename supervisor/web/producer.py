@@ -98,20 +98,24 @@ class Producer(Session):
         if not self._lanes:
             self._lanes = await self._new_lanes(link)
         for lane in self._lanes:
-            lane.number = link.next_id()
-            link.producers[lane.number] = self
-            request = api.CommandProducer(topic=lane.topic, producer_id=lane.number)
-            if self._schema is not None:
-                request.schema.CopyFrom(self._schema)
-            name = lane.making.producer_name or self._parameters.name
-            if name:
-                request.producer_name = name
-                request.user_provided_producer_name = bool(self._parameters.name)
-            answer: api.CommandProducerSuccess = await link.ask(request)
-            if not lane.making.producer_name:
-                first = self._parameters.initial_sequence_id
-                last = max(answer.last_sequence_id, -1 if first is None else first)
-                lane.next_id, lane.making = last + 1, Making(answer.producer_name, None, self._parameters.codec)
+            await self._open_lane(link, lane)
+
+    async def _open_lane(self, link: Inner, lane: Lane) -> None:
+        """Raises ClientError."""
+        lane.number = link.next_id()
+        link.producers[lane.number] = self
+        request = api.CommandProducer(topic=lane.topic, producer_id=lane.number)
+        if self._schema is not None:
+            request.schema.CopyFrom(self._schema)
+        name = lane.making.producer_name or self._parameters.name
+        if name:
+            request.producer_name = name
+            request.user_provided_producer_name = bool(self._parameters.name)
+        answer: api.CommandProducerSuccess = await link.ask(request)
+        if not lane.making.producer_name:
+            first = self._parameters.initial_sequence_id
+            last = max(answer.last_sequence_id, -1 if first is None else first)
+            lane.next_id, lane.making = last + 1, Making(answer.producer_name, None, self._parameters.codec)
 
     async def _new_lanes(self, link: Inner) -> list[Lane]:
         topic = self.visit.topics[0]

@@ -228,6 +228,18 @@ def test_a_partition_may_be_named(rest, broker):
     assert rest.publish(single, "x")[0].endswith(":0")
 
 
+def test_a_name_publishes_to_a_topic_and_to_its_partitions_by_each_path(rest, broker):
+    """A partition's full name and its number lead to one producer, also if the topic got partitions meanwhile."""
+    topic = partitioned_topic(broker.http_url, 2)
+    ways = [(topic, ""), (f"{topic}-partition-1", ""), (topic, "/partitions/1"), (f"{topic}-partition-0", "")]
+    answers = [rest.produce(place, [{"payload": "x"}], more, producerName="p") for place, more in ways]
+    assert [status for status, _ in answers] == [200] * 4, answers
+    assert rest.ask("POST", f"/admin/v2/{path_of(topic)}/partitions", 4)[0] == 204
+    for place, more in ((f"{topic}-partition-3", ""), (topic, "/partitions/2")):
+        status, answer = rest.produce(place, [{"payload": "y"}], more, producerName="p")
+        assert (status, answer["messagePublishResults"][0]["errorCode"]) == (200, 0), answer
+
+
 # -- errors
 
 @pytest.mark.slow
