@@ -1,7 +1,7 @@
 """Names that a broker does not have: which part of one is missing, and the names that are like it."""
 from typing import NamedTuple
 
-from geminga.supervisor.configuration.nearest import question, question_of_topic
+from geminga.supervisor.configuration.similar_names import question, question_of_topic
 from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, namespace_path, plain, quoted
 
 DEFAULT_NAMESPACE = "public/default"      # of a topic whose name has no slash

@@ -10,7 +10,7 @@
     exposure.py       whether everybody on the network may use the broker
     places.py         what is wrong with a file or folder that a key names, and what to do
     editing.py        changes of single keys in a TOML file
-    nearest.py        names that are like a mistyped one
+    similar_names.py  names that are like a mistyped one
     units.py          times, sizes and moments as people write them
 
 Imports: options of the layers below.  Start with `config.py`.

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.log import LogOptions
 from geminga.supervisor.configuration import places
-from geminga.supervisor.configuration.nearest import likest
 from geminga.supervisor.configuration.properties import (
     TRANSLATED,
     ConfigError,
@@ -28,6 +27,7 @@ from geminga.supervisor.configuration.properties import (
     translate,
 )
 from geminga.supervisor.configuration.quantities import reader
+from geminga.supervisor.configuration.similar_names import likest
 from geminga.supervisor.configuration.value_ranges import FORMS, MIB, RANGES
 from geminga.supervisor.host import host
 from geminga.workers.identity.options import (

@@ -18,8 +18,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from geminga.supervisor.configuration.nearest import likest
 from geminga.supervisor.configuration.quantities import has_unit
+from geminga.supervisor.configuration.similar_names import likest
 
 ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
 FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands any name that follows to a client library of its own

@@ -14,7 +14,7 @@ from typing import Any
 
 from avro.schema import Field, RecordSchema, Schema, UnionSchema
 
-from geminga.supervisor.configuration.nearest import likest
+from geminga.supervisor.configuration.similar_names import likest
 from geminga.supervisor.messages.outgoing import Wrong
 
 _RANGES = {"int": 1 << 31, "long": 1 << 63}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 from geminga.proto import names
-from geminga.supervisor.configuration.nearest import question_of_topic
+from geminga.supervisor.configuration.similar_names import question_of_topic
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 
 _REGEX_SIGNS = (".*", ".+", "\\", "(", "|", "^", "$", "{")     # of regular expressions; else * is a shell's

@@ -82,7 +82,7 @@ BUGS = [
         ("            self._row[_PLACES + place] = 0\n", "", "an ended connection counts for its address"),
         ("            if _PLACES + row[_USED] >= len(row):\n                return _NO_PLACE\n", "",
          "one connection more than places fails")),
-    *of("workers/ports/seldom.py", "workers/test_ports.py",
+    *of("workers/ports/throttled_log.py", "workers/test_ports.py",
         ("            self._kinds[kind] = logged, untold + 1\n", "            pass\n",
          "lines left out are not counted"),
         ("            self._kinds[kind] = logged, untold + 1\n", "            self._kinds[kind] = now, untold + 1\n",

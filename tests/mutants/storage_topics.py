@@ -175,7 +175,7 @@ BUGS = [
          "an exclusive producer that comes back is refused")),
     *of("storage/ledgers/managed_ledger.py", "storage/test_positions.py storage/test_owner_consuming.py",
         ("and first < each.entries:", "and first <= each.entries:", "bytes behind the last entry",
-         "storage/test_statistics.py storage/test_told.py"),
+         "storage/test_statistics.py storage/test_told_figures.py"),
         ("return found is not None and -1 <= position[1] < found.entries",
          "return found is not None and -1 <= position[1] <= found.entries", "an entry behind the last is there",
          "storage/test_positions.py storage/test_questions.py supervisor/test_messages.py "

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from geminga.workers.options import WorkerOptions
-from geminga.workers.ports import admission, protocols, proxy_header, seldom
+from geminga.workers.ports import admission, protocols, proxy_header, throttled_log
 from geminga.workers.ports.admission import Admission, make_admissions
 from geminga.workers.ports.proxy_header import SIZE_MAX, Header, Malformed
 
@@ -100,9 +100,9 @@ def test_an_answer_names_the_right_port(first, scheme, ports, answer):
 
 def test_a_kind_of_line_comes_once_a_minute_and_counts_those_left_out(monkeypatch):
     said, clock = [], iter([0, 1, 1, 59, 60, 61, 120])
-    monkeypatch.setattr(seldom, "log", SimpleNamespace(warning=lambda text, **_: said.append(text)))
-    monkeypatch.setattr(seldom, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    lines = seldom.Seldom()
+    monkeypatch.setattr(throttled_log, "log", SimpleNamespace(warning=lambda text, **_: said.append(text)))
+    monkeypatch.setattr(throttled_log, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    lines = throttled_log.ThrottledLog()
     for kind in ("malformed", "malformed", "HTTP", "malformed", "malformed", "malformed", "malformed"):
         lines.warn(kind, kind, "G408", ONE)
     assert said == ["malformed", "HTTP", "malformed; 2 more of them since the last line",

@@ -6,7 +6,7 @@
     protocols.py      which protocol came, and the answer to the wrong one
     admission.py      how many connections are open, of all workers and of one address
     connections.py    which connections are open, for the admin process to list
-    seldom.py         one line a minute about each kind of stranger
+    throttled_log.py  one line a minute about each kind of stranger
 
 May import identity, storage and proto, and nothing else in workers.  Start with gate.py.
 """

@@ -15,7 +15,7 @@ from functools import partial
 
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.ports import protocols, proxy_header
-from geminga.workers.ports.seldom import strangers
+from geminga.workers.ports.throttled_log import strangers
 
 ClientAddress = tuple[str, int]          # that a proxy announces
 Make = Callable[[ClientAddress | None], asyncio.BaseProtocol]      # None: the connection's own address holds

@@ -13,7 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 from geminga.proto.frames import NO_REQUEST
 from geminga.workers.ports import proxy_header
-from geminga.workers.ports.seldom import strangers
+from geminga.workers.ports.throttled_log import strangers
 
 HTTP, PULSAR, TLS, PROXY = "HTTP", "Pulsar's protocol", "TLS", "a PROXY header"
 LEAST_BYTES = 4                          # tell protocols apart; the first message of each has more

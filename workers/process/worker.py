@@ -38,7 +38,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.links import OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
 from geminga.workers.ports.admission import Admission
-from geminga.workers.ports.seldom import strangers
+from geminga.workers.ports.throttled_log import strangers
 
 _BUFFER_BYTES = 1 << 20      # for one read; connections share the buffer, as a read is handled before the next one
 _PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace

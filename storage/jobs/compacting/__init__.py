@@ -6,7 +6,7 @@
     key_scan.py       first pass of a compaction: the newest message of each key
     view_writer.py    second pass of a compaction: the ledgers of a view with these messages
     rewriting.py      batches from which some messages are removed
-    further.py        continues a view: links, masks or writes its parts anew
+    continuation.py   continues a view: links, masks or writes its parts anew
     key_hashes.py     hashes of keys
     key_files.py      the hashes of a whole view: whether it can be continued
     part_writer.py    writes the files of a part

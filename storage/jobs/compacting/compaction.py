@@ -4,7 +4,7 @@ A compaction reads the view in force and the ledgers behind its horizon twice.  
 keys.  It turns each message into a place, a number that is larger for newer messages, so that the newest message of a
 key is a maximum.  The second pass (view_writer.py) writes, ledger by ledger, the entries in which messages are left.
 engines.py runs both passes.  If the view in force has hashes of its keys, a compaction reads only the ledgers behind
-its horizon, and continues the view: further.py.
+its horizon, and continues the view: continuation.py.
 
     place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
@@ -77,7 +77,7 @@ class Job:
     token: str                       # differs from every other job's
     seed: bytes                      # of the hashes of keys (key_hashes.py)
     first_ledger: int = 0            # number of the first source in the run
-    # Horizon of the view in force, if the job continues that view (further.py): its sources are then the ledgers
+    # Horizon of the view in force, if the job continues that view (continuation.py): its sources are then the ledgers
     # with new entries, and parts of the view with chunks.  None: the whole view is read.
     behind: Position | None = None
     view_messages: int = 0           # of the view in force, if the job continues it

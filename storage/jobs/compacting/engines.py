@@ -30,7 +30,7 @@ from geminga.storage.jobs import apart
 from geminga.storage.jobs.apart import Ended
 from geminga.storage.jobs.compacting import compaction, key_scan, spark_tasks, view_writer
 from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
-from geminga.storage.jobs.compacting.further import CannotContinue, Further
+from geminga.storage.jobs.compacting.continuation import CannotContinue, Continuation
 from geminga.storage.jobs.compacting.spark_tasks import Row, Sum
 from geminga.storage.jobs.compacting.view_writer import Written
 from geminga.storage.ledgers.view_files import SLOT
@@ -152,10 +152,10 @@ class LocalEngine:
     def continued(self, job: Job, tell: Callable[[int], None], ends: float) -> Done:
         """Compact a job that continues a view.  Raises CannotContinue, CannotCompact, OutOfTime, OSError, CorruptFile.
         """
-        further, done = Further(job), Done(size_read=job.size_read)
+        continuation, done = Continuation(job), Done(size_read=job.size_read)
         news = self._newest(job, done, tell, ends)
-        done.written = list(further.written(news, partial(_check_time, ends)))
-        done.size_read += further.size_read
+        done.written = list(continuation.written(news, partial(_check_time, ends)))
+        done.size_read += continuation.size_read
         return done
 
     @staticmethod

@@ -16,7 +16,7 @@ from geminga.supervisor.cli.completion import complete_name
 from geminga.supervisor.cli.missing_names import Unknown, hint_for, listed
 from geminga.supervisor.cli.output import FORMS, Output, every
 from geminga.supervisor.configuration import units
-from geminga.supervisor.configuration.nearest import question
+from geminga.supervisor.configuration.similar_names import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import (
     Broker,

@@ -158,7 +158,7 @@ def _question(folder: Path, place: str) -> str:
     """Return a question for the stored topic or namespace most like one that does not exist, "" if there is none."""
     from geminga.proto import names
     from geminga.storage.offline import search as storage
-    from geminga.supervisor.configuration.nearest import question, question_of_topic
+    from geminga.supervisor.configuration.similar_names import question, question_of_topic
     if storage.is_namespace(place):
         asked = question(place, storage.namespaces(folder))
         return f".{asked}" if asked else ""

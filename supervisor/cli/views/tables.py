@@ -11,7 +11,7 @@ from geminga.supervisor.cli.completion import complete_address, complete_topic, 
 from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.cli.output import Column, Output
 from geminga.supervisor.cli.views.places import ask, place_of
-from geminga.supervisor.configuration.nearest import question
+from geminga.supervisor.configuration.similar_names import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Refused, plain, quoted
 from geminga.supervisor.wording import human

@@ -8,7 +8,7 @@ from geminga.supervisor.cli.completion import complete_subscription, complete_to
 from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.cli.output import Output
 from geminga.supervisor.cli.views.places import Place, ask
-from geminga.supervisor.configuration.nearest import question
+from geminga.supervisor.configuration.similar_names import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted, topic_path
 

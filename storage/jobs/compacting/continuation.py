@@ -92,7 +92,7 @@ class _HeldPart:
         return np.arange(*np.append(self.batches, len(self.removed))[row:row + 2])
 
 
-class Further:
+class Continuation:
     """One compaction that continues a view."""
 
     def __init__(self, job: Job):
@@ -107,7 +107,7 @@ class Further:
         self._view: CompactedLedgers = view
 
     def __repr__(self) -> str:
-        return f"<Further {self._view}>"
+        return f"<Continuation {self._view}>"
 
     def _count(self, size: int) -> None:
         self.size_read += size

@@ -16,7 +16,7 @@ from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.jobs import confirmed, reading
-from geminga.storage.jobs.compacting import compaction, further, key_files, nightly, part_writer
+from geminga.storage.jobs.compacting import compaction, continuation, key_files, nightly, part_writer
 from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 
@@ -38,7 +38,7 @@ DAYS = st.lists(st.lists(st.one_of(
 @pytest.fixture
 def always(monkeypatch):
     """Have parts never written anew for what they lost, so that masks grow."""
-    monkeypatch.setattr(further, "_LOST_MIN", 1.0)
+    monkeypatch.setattr(continuation, "_LOST_MIN", 1.0)
 
 
 def expected_of(topic, *, retains_keyless, by_event_time):
@@ -355,20 +355,20 @@ def test_a_view_that_is_replaced_meanwhile_ends_the_compaction(tmp_path, monkeyp
         shutil.rmtree(folder)
         os.stat(folder)
 
-    monkeypatch.setattr(further.Further, "_linked", replaced)
+    monkeypatch.setattr(continuation.Continuation, "_linked", replaced)
     report = topic.compact()
     assert report.outcome == nightly.FAILED and "deleted meanwhile" in report.error
 
 
 def test_hashes_with_the_same_first_word_are_told_apart(tmp_path, monkeypatch):
     """All keys have one of two first words; the other bits say which is which."""
-    hashes = further.key_scan.key_hashes.hashes
+    hashes = continuation.key_scan.key_hashes.hashes
 
     def alike(keys, seed):
         words, more = hashes(keys, seed)
         return words % 2 + np.uint32(1), more
 
-    monkeypatch.setattr(further.key_scan.key_hashes, "hashes", alike)
+    monkeypatch.setattr(continuation.key_scan.key_hashes, "hashes", alike)
     topic = filled(tmp_path)
     for key in ("1-3", "2-3", "new", "1-4"):
         topic.publish(Message(key, b"new"))
@@ -529,8 +529,8 @@ def test_night_after_night_a_view_has_what_a_reading_of_everything_finds(
         tmp_path_factory, monkeypatch, days, retains_keyless, by_event_time, is_masked):
     """The same messages with the same ids, and the same figures, whether parts are masked or written anew."""
     if is_masked:
-        monkeypatch.setattr(further, "_LOST_MIN", 1.0)
-    folder = tmp_path_factory.mktemp("further")
+        monkeypatch.setattr(continuation, "_LOST_MIN", 1.0)
+    folder = tmp_path_factory.mktemp("continuation")
     topic, view = Topic(folder / "data"), 0
     topic.publish(Message("always", b"there", event_time=9))
     options = {"retains_keyless": retains_keyless, "by_event_time": by_event_time}

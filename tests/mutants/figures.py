@@ -5,7 +5,7 @@ KILLED = ("supervisor/test_operations.py::test_a_process_serves_when_it_has_said
           "supervisor/test_operations.py::test_a_process_ends_from_the_moment_on_that_it_was_killed "
           "supervisor/test_operations.py::test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed")
 BUGS = [
-    *of("storage/admin/topic_figures.py", "storage/test_statistics.py storage/test_told.py",
+    *of("storage/admin/topic_figures.py", "storage/test_statistics.py storage/test_told_figures.py",
         ("came_ms(slowest)) // 1000 if slowest", "came_ms(slowest)) // 100 if slowest", "ages in tenths of a second"),
         ("for ledger in reversed(topic.ledgers):\n        if ledger.entries:\n"
          "            return int(ledger.column(\"broker_time\")",
@@ -22,7 +22,7 @@ BUGS = [
          "drops are expiries"),
         ("chunk_rate=rates[2], drop_rate=rates[3])", "chunk_rate=rates[2], drop_rate=rates[2])",
          "publishers' drops are chunks")),
-    *of("storage/admin/stored_topics.py", "storage/test_statistics.py storage/test_told.py",
+    *of("storage/admin/stored_topics.py", "storage/test_statistics.py storage/test_told_figures.py",
         ("ledger.ledger_id >= cursor.mark_delete[0]:", "ledger.ledger_id > cursor.mark_delete[0]:",
          "holes of one ledger are not told"),
         ("first = cursor.mark_delete[1] + 1 if", "first = cursor.mark_delete[1] if", "runs begin an entry early"),
@@ -31,7 +31,7 @@ BUGS = [
          "storage/test_owner_edges.py"),
         ("return 1 + sum(min(read_entry", "return sum(min(read_entry",
          "one too few since the first that is not acknowledged")),
-    *of("supervisor/admin/monitoring/topic_json.py", "storage/test_statistics.py storage/test_told.py",
+    *of("supervisor/admin/monitoring/topic_json.py", "storage/test_statistics.py storage/test_told_figures.py",
         ('"backlogSize": max([one.backlog_bytes', '"backlogSize": min([one.backlog_bytes',
          "the shortest backlog's size"),
         ('"earliestMsgPublishTimeInBacklogs": min(', '"earliestMsgPublishTimeInBacklogs": max(',

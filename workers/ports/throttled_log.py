@@ -6,14 +6,14 @@ from geminga.storage.runtime.log import log
 _QUIET_SECONDS = 60.0      # after a line, for others of its kind
 
 
-class Seldom:
+class ThrottledLog:
     """Logs warnings by kind, and counts those that come within a minute of a logged one."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[float, int]] = {}      # kind -> when its last line was logged, how many since
 
     def __repr__(self) -> str:
-        return f"<Seldom {len(self._kinds)} kinds>"
+        return f"<ThrottledLog {len(self._kinds)} kinds>"
 
     def warn(self, kind: str, text: str, code: str, host: str) -> None:
         """Log the text unless a line of its kind is younger than a minute.  kind: one of few.  host: the client's."""
@@ -26,4 +26,4 @@ class Seldom:
         log.warning(f"{text}{more}", code=code, client=host)
 
 
-strangers = Seldom()        # of this process
+strangers = ThrottledLog()        # of this process
