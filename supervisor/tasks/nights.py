@@ -162,7 +162,9 @@ def compact(broker: BrokerSocket, config: Config, engines: Engines, plan: list[P
     begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
     broker.began(begun)
     try:
-        night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell, ends)
+        given_up = {one["partition_id"] for one in last_report(config.data_dir).get("compaction", ())
+                    if one.get("given_up")}
+        night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell, ends, given_up)
     except nightly.AlreadyRunning as error:
         raise CannotRun(str(error)) from None
     for report in night.reports:

@@ -10,9 +10,8 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -97,6 +96,7 @@ class PartitionReport:
     freed: int = 0                   # bytes_in - bytes_out
     seconds: float = 0.0             # partitions done together share the time by their bytes
     damage: tuple[str, ...] = ()
+    given_up: bool = False           # begun, and not done when a night was over: this one, or one since its last view
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,13 @@ def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -
 # -- the run
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | None = None,
-        progress: Tell | None = None, ends: float = math.inf) -> Night:
+        progress: Tell | None = None, ends: float = math.inf, given_up: Collection[int] = ()) -> Night:
     """Compact all partitions that the plan calls due.  The caller closes the engine.
 
     ends: when the run has to be over, by time.monotonic().  Then partitions with the most new bytes come first, in
     rounds that are expected to be done in time; a round that is not is given up, and its partitions stay as they were.
+    given_up: ids of partitions of which the last night's report says that.  They come last, the smallest first, else
+    one that is too large for a night would take every night from all others.
 
     An unforeseen error ends the run; the result has the error and the partitions done before.  Raises AlreadyRunning.
     """
@@ -196,14 +198,15 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
                     reports.append(PartitionReport(one.target.partition_id, one.target.topic, outcome, one.error,
                                                    one.view, one.horizon))
             if ends < math.inf:
-                due.sort(key=attrgetter("size"), reverse=True)
+                due.sort(key=lambda one: (1, one.size) if one.target.partition_id in given_up else (0, -one.size))
             pace = 0.0                       # bytes a second of the quickest round
             while some := _next_round(due, pace, ends):
                 due, began = [one for one in due if one not in some], time.monotonic()
                 reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell, ends)
                 pace = max(pace, sum(one.size_read for one in some) / max(1e-3, time.monotonic() - began))
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
-            reports += [PartitionReport(one.target.partition_id, one.target.topic, LATE, view=one.view) for one in due]
+            reports += [PartitionReport(one.target.partition_id, one.target.topic, LATE, view=one.view,
+                                        given_up=one.target.partition_id in given_up) for one in due]
         except Exception as failure:      # any error: the result has it, with the partitions done before
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
@@ -273,7 +276,7 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
             for job, done in engine.compact(ready, tell, ends) if ready else ():
                 reports.append(_finished(job, done, *jobs.pop(job.partition_id), adopt))
         except OutOfTime:
-            reports += [PartitionReport(target.partition_id, target.topic, LATE, view=planned.view)
+            reports += [PartitionReport(target.partition_id, target.topic, LATE, view=planned.view, given_up=True)
                         for target, planned in jobs.values()]
         finally:
             for job in ready:      # adopted views have other names by now

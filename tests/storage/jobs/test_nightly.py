@@ -287,6 +287,22 @@ def test_a_night_is_over_in_time_and_the_neediest_are_done(topics, monkeypatch):
     assert outcomes(run(topics, ends=clock.now + 60)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
 
 
+def test_what_a_night_gave_up_takes_the_next_one_from_nobody(topics, monkeypatch):
+    """It comes last until it is done, also after a night that did not begin it."""
+    topics[1].publish(Message("large", b"." * 200_000))
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(nightly, "_FIRST_BYTES", 1)
+    reports = run(topics, ends=clock.now + 1)
+    assert outcomes(reports) == [LATE, LATE, LATE]
+    for _ in range(2):      # the second of these nights does not begin it
+        assert [number for number, report in reports.items() if report.given_up] == [2]
+        reports = run(topics, ends=clock.now + 1, given_up={2})
+        assert reports[2].outcome == LATE
+    assert outcomes(reports) == [NOTHING_NEW, LATE, NOTHING_NEW]
+    reports = run(topics, ends=clock.now + 60, given_up={2})
+    assert (reports[2].outcome, reports[2].given_up) == (COMPACTED, False)
+
+
 def test_what_is_not_done_when_the_time_is_over_stays_as_it_was(topics, monkeypatch):
     """Whole partitions of a round that was given up stay done, and of the others nothing is left."""
     clock, size = Clock(monkeypatch), nightly.plan(topics[0].data_dir, [topics[0].target])[0].size
