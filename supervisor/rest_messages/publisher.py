@@ -26,7 +26,6 @@ from geminga.supervisor.web.visits import PRODUCER, Visit
 
 _SEND_TIMEOUT_MS = 30_000
 _VERSIONS_MAX = 100          # schemas of a producer that are known
-_PARTITIONS_S = 60.0         # between looks for new partitions, as Pulsar's clients look
 _NO_PARTITION = "The topic has no such partition"
 
 
@@ -74,7 +73,7 @@ async def _encoder(definition: Definition) -> Encoder:
 class Publisher(Producer):
     """A producer that calls share."""
 
-    __slots__ = ("_growing", "_grown", "_known", "_partition", "_schemas", "calls", "ending", "used")
+    __slots__ = ("_known", "_partition", "_schemas", "calls", "ending", "used")
 
     def __init__(self, call: Call, name: str, schema: Definition | int, links: Links) -> None:
         visit = Visit(PRODUCER, (call.topic,), "", "", (), "", call.identity, "", b"")
@@ -84,7 +83,6 @@ class Publisher(Producer):
         self._known = schema                                       # of the first call
         self._schemas: dict[object, Schema] = {}
         self._partition = names.parse(call.topic).partition        # of a topic that is a partition itself
-        self._growing, self._grown = asyncio.Lock(), 0.0           # for new partitions; when they were asked for last
         self.is_busy = True
         self.calls, self.used = 0, 0.0                             # under way; when the last one ended
 
@@ -97,29 +95,6 @@ class Publisher(Producer):
         definition = self._known if isinstance(self._known, Definition) else await self._stored(link, self._known)
         self._schema = registry.to_wire(definition, "") if definition.kind != BYTES else None
         await super().begin(link)
-        self._grown = asyncio.get_running_loop().time()
-
-    async def _grow(self, partition: int) -> None:
-        """Open partitions that the topic got meanwhile, if `partition` may be one of them or it is time to look.
-
-        Calls keep a producer in use for ever; without this look they would never reach the new partitions.
-        """
-        async with self._growing:
-            now, link = asyncio.get_running_loop().time(), self.inner
-            is_due = partition >= len(self._lanes) or now >= self._grown + _PARTITIONS_S
-            if not is_due or link is None or self._lanes[0].partition < 0:
-                return
-            topic = self.visit.topics[0]
-            try:
-                for number in range(len(self._lanes), await questions.partitions(link, topic, may_create=False)):
-                    lane = Lane(f"{topic}-partition-{number}", number)
-                    await self._open_lane(link, lane)
-                    if self.inner is not link:      # lost meanwhile, and opened without this lane
-                        return
-                    self._lanes.append(lane)
-            except ClientError:      # a later call looks again; partitions that are open go on
-                return
-            self._grown = now
 
     async def _stored(self, link: Inner, version: int) -> Definition:
         """Return a version that the topic has.  Raises ClientError."""
@@ -167,7 +142,8 @@ class Publisher(Producer):
 
         partition: -1 for any.
         """
-        await self._grow(partition)
+        if partition >= len(self._lanes):      # perhaps the topic got it since the last look
+            await self.look_for_partitions()
         is_known = asyncio.Event()
         outcomes: list[Outcome] = []
         entries: list[tuple[Lane, int, bytes, Outcome]] = []

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -69,6 +70,16 @@ class Consumer(Session):
 
     def began(self) -> None:
         self._grant()
+
+    @property
+    def has_partitions(self) -> bool:
+        return self._subscribing.has_partitions
+
+    async def grow(self, link: Inner) -> None:
+        for name in await self._subscribing.new_partitions(link):
+            with suppress(ClientError):      # a later look tries it again, and the others go on
+                await self._subscribing.join(link, self, [name])
+            self._grant()
 
     def suspended(self) -> None:
         """Forget what the client has and what waits: all of it comes again, to this consumer or another one."""
@@ -305,11 +316,12 @@ class Consumer(Session):
             del self._unacknowledged[key]
 
     async def _unsubscribe(self) -> None:
-        if self.inner is not None:
-            try:
-                await self._subscribing.unsubscribe(self.inner)
-            except ClientError as error:
-                self.connection.close(REFUSED, str(error))
+        async with self._growing:      # else a partition that joins meanwhile stays subscribed
+            if self.inner is not None:
+                try:
+                    await self._subscribing.unsubscribe(self.inner)
+                except ClientError as error:
+                    self.connection.close(REFUSED, str(error))
 
     def _start(self, work: Any) -> None:
         """Do asynchronous work beside the session, and end with it."""

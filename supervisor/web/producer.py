@@ -11,6 +11,7 @@ from geminga.proto import frames, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.entries import Batch, Making
 from geminga.supervisor.pulsar_client import questions
+from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.web import publishing
 from geminga.supervisor.web.inner import Inner, Links, T
 from geminga.supervisor.web.parameters import Producing
@@ -100,6 +101,19 @@ class Producer(Session):
         for lane in self._lanes:
             await self._open_lane(link, lane)
 
+    @property
+    def has_partitions(self) -> bool:
+        return bool(self._lanes) and self._lanes[0].partition >= 0
+
+    async def grow(self, link: Inner) -> None:
+        topic = self.visit.topics[0]
+        for number in range(len(self._lanes), await questions.partitions(link, topic, may_create=False)):
+            lane = Lane(f"{topic}-partition-{number}", number)
+            await self._open_lane(link, lane)
+            if self.inner is not link:      # lost meanwhile, and opened without this lane
+                return
+            self._lanes.append(lane)
+
     async def _open_lane(self, link: Inner, lane: Lane) -> None:
         """Raises ClientError."""
         lane.number = link.next_id()
@@ -111,7 +125,11 @@ class Producer(Session):
         if name:
             request.producer_name = name
             request.user_provided_producer_name = bool(self._parameters.name)
-        answer: api.CommandProducerSuccess = await link.ask(request)
+        try:
+            answer: api.CommandProducerSuccess = await link.ask(request)
+        except ClientError:      # there is no producer; after a cancellation there may be one, which is to be closed
+            link.producers.pop(lane.number, None)
+            raise
         if not lane.making.producer_name:
             first = self._parameters.initial_sequence_id
             last = max(answer.last_sequence_id, -1 if first is None else first)

@@ -5,8 +5,11 @@
 
 A session is lost when its topic is unloaded or deleted, a subscription seeks, a worker or owner ends, or a right is
 revoked.  The first attempt to open it decides about the handshake's answer.
+
+While it is open, a session of a topic with partitions looks for new ones once a minute.
 """
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -36,6 +39,7 @@ _RIGHTS = api.AuthenticationError, api.AuthorizationError
 # A client that connects again at once may come before its former connection was seen to end.
 _BUSY_ATTEMPTS, _BUSY_S = 5, 0.1
 _AGAIN_S, _AGAIN_MAX_S = 0.1, 5.0       # between attempts to open a lost session
+PARTITIONS_S = 60.0                      # between looks for new partitions, as Pulsar's clients look
 _GIVE_UP_S = 60.0                        # for a name or subscription that is taken meanwhile
 
 
@@ -63,7 +67,8 @@ class Channel(Protocol):
 class Session:
     """A WebSocket's producer, consumer or reader; the classes that derive from this one say what is opened."""
 
-    __slots__ = ("_again", "_is_lost_again", "_links", "connection", "inner", "is_busy", "visit")
+    __slots__ = ("_again", "_growing", "_is_lost_again", "_links", "_looking", "connection", "inner", "is_busy",
+                 "visit")
 
     def __init__(self, visit: Visit, links: Links, connection: Channel) -> None:
         self.visit, self._links, self.connection = visit, links, connection
@@ -71,6 +76,8 @@ class Session:
         self.is_busy = False                                  # it needs a connection of its own
         self._again: asyncio.Task[None] | None = None         # opens the session again
         self._is_lost_again = False                           # while it is opened
+        self._looking: asyncio.Task[None] | None = None       # looks for new partitions
+        self._growing = asyncio.Lock()                        # held while partitions are added
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.visit.kind} is_lost={self._again is not None}>"
@@ -83,6 +90,14 @@ class Session:
 
     def began(self) -> None:
         """Go on: everything that the session needs is open."""
+
+    @property
+    def has_partitions(self) -> bool:
+        """Whether a topic of the session has partitions, and may get more."""
+        return False
+
+    async def grow(self, link: Inner) -> None:
+        """Open what the session needs on partitions that its topics got meanwhile.  Raises ClientError."""
 
     def suspended(self) -> None:
         """Stop: the connection to the worker is lost."""
@@ -121,12 +136,34 @@ class Session:
             raise NoBroker("a worker has closed what was just opened")
         self.inner = link
         self.began()
+        if self.has_partitions and self.inner is link:
+            self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(PARTITIONS_S)
+            await self.look_for_partitions()
+
+    async def look_for_partitions(self) -> None:
+        """Open partitions that the topics got meanwhile.  An error leaves the rest open, and the next look tries again.
+        """
+        async with self._growing:
+            link = self.inner
+            if link is not None and self.has_partitions:
+                with suppress(ClientError):
+                    await self.grow(link)
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     def lost(self, why: str) -> None:
         """Open the session again: a worker has closed the connection, or a producer or consumer on it."""
         if self.inner is None:
             self._is_lost_again = True      # the attempt that is under way fails
             return
+        self._stop_looking()
         link, self.inner = self.inner, None
         link.release(self)
         self._begin_again(None)
@@ -134,6 +171,7 @@ class Session:
     def move(self) -> None:
         """Get a connection of the session's own, because the session could make others wait."""
         self.is_busy = True
+        self._stop_looking()
         link, self.inner = self.inner, None
         if link is not None:
             self._begin_again(link)
@@ -176,6 +214,7 @@ class Session:
 
     def closed(self) -> None:
         """End the session: its WebSocket has ended."""
+        self._stop_looking()
         if self._again is not None:
             self._again.cancel()
         link, self.inner = self.inner, None

@@ -1,11 +1,13 @@
 """The topics of a consumer or reader: which ones, and SUBSCRIBE for each, at the start and after a loss."""
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from http import HTTPStatus
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.pulsar_client import questions
+from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.inner import Inner, Taker
 from geminga.supervisor.web.parameters import Consuming
@@ -44,7 +46,7 @@ class Topic:
 class Subscribing:
     """The topics of one WebSocket; their consumers are opened again when the worker was lost."""
 
-    __slots__ = ("_ledgers", "_name", "_parameters", "_positions", "_visit", "is_left", "topics")
+    __slots__ = ("_begun", "_ledgers", "_name", "_parameters", "_positions", "_visit", "is_left", "topics")
 
     def __init__(self, visit: Visit, parameters: Consuming) -> None:
         self._visit, self._parameters = visit, parameters
@@ -52,6 +54,7 @@ class Subscribing:
         self.topics: dict[int, Topic] = {}                  # by the number of the consumer
         self._ledgers: dict[int, Topic] = {}                # ledger -> topic whose messages came from it
         self._positions: dict[str, api.MessageIdData] = {}  # topic -> the last message, if nobody else keeps that
+        self._begun: dict[str, int] = {}                    # topic -> the partitions with which the session began
         self.is_left = False                                # the client has unsubscribed
 
     def __repr__(self) -> str:
@@ -68,8 +71,29 @@ class Subscribing:
             count = await questions.partitions(link, topic)
             if count and self._parameters.start is not None:
                 raise Turned(HTTPStatus.BAD_REQUEST, "messageId of a topic with partitions is latest or earliest")
-            for name in [f"{topic}-partition-{number}" for number in range(count)] or [topic]:
+            self._begun.setdefault(topic, count)
+            for name in _partitions(topic, count) or [topic]:
                 await self._subscribe(link, taker, name)
+
+    @property
+    def has_partitions(self) -> bool:
+        """Whether one of the topics has partitions, and may get more."""
+        return not self.is_left and any(self._begun.values())
+
+    async def new_partitions(self, link: Inner) -> list[str]:
+        """Return the partitions on which the session has no consumer yet."""
+        there, new = {topic.name for topic in self.topics.values()}, []
+        for topic in [topic for topic, count in self._begun.items() if count]:
+            with suppress(ClientError):      # this topic may have been deleted, and others go on
+                count = await questions.partitions(link, topic, may_create=False)
+                new += [name for name in _partitions(topic, count) if name not in there]
+        return new
+
+    def _position_of(self, name: str) -> "api.CommandSubscribe.InitialPosition.ValueType":
+        """Return where a new subscription begins; a partition added since the session began is read from its start."""
+        topic = names.parse(name)
+        is_added = topic.partition >= self._begun.get(str(topic.base), topic.partition + 1)
+        return api.CommandSubscribe.Earliest if is_added else self._parameters.position
 
     async def join(self, link: Inner, taker: Taker, topics: list[str]) -> None:
         """Open consumers on more topics.  Raises ClientError."""
@@ -93,16 +117,17 @@ class Subscribing:
         start = self._positions.get(name, own.start)
         request = api.CommandSubscribe(
             topic=name, subscription=self._name, subType=own.kind, consumer_id=number, durable=own.is_durable,
-            priority_level=own.priority, initialPosition=own.position, consumer_name=own.name or self._name,
-            consumer_epoch=0)
+            priority_level=own.priority, initialPosition=self._position_of(name),
+            consumer_name=own.name or self._name, consumer_epoch=0)
         if start is not None:
             request.start_message_id.CopyFrom(start)
         self.topics[number] = Topic(number, name, start)
         link.consumers[number] = taker
         try:
             await link.ask(request)
-        except BaseException:
-            del self.topics[number], link.consumers[number]
+        except ClientError:      # there is no consumer; after a cancellation there may be one, which is to be closed
+            self.topics.pop(number, None)
+            link.consumers.pop(number, None)
             raise
 
     async def unsubscribe(self, link: Inner) -> None:
@@ -135,3 +160,7 @@ class Subscribing:
         if not self._parameters.is_durable:
             self._positions[topic.name] = api.MessageIdData(ledgerId=ledger_id, entryId=entry_id,
                                                             batch_index=one.batch_index)
+
+
+def _partitions(topic: str, count: int) -> list[str]:
+    return [f"{topic}-partition-{number}" for number in range(count)]
