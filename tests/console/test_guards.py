@@ -119,10 +119,14 @@ def test_a_console_that_only_shows_lets_browsers_change_nothing(start_broker, tm
         for door in ("producer", "reader"):
             status = ask(broker, "GET", f"/ws/v2/{door}/{topic}", Upgrade="websocket", **browser).status
             assert status == 403, (door, browser)
+    # by a name over plain HTTP a GET has neither header, also one that is typed into the address bar with a token
+    unnamed = {"User-Agent": "Mozilla/5.0", "X-Requested-With": "script"}
+    assert ask(broker, "GET", f"{taking}?wait=0", **unnamed).status == 403
     token = {"Authorization": "Bearer x", "Origin": broker.http_url}      # which a page cannot add to a handshake
     assert ask(broker, "GET", f"/ws/v2/producer/{topic}", Upgrade="websocket", **token).status == 400
     assert ask(broker, "POST", f"{taking}?wait=0").status == 200
     assert ask(broker, "GET", path + "/stats", **browsers[0]).status == 200
+    assert ask(broker, "GET", path + "/stats", **unnamed).status == 200
     assert "read_only" in ask(broker, "GET", "/").text
     name = f"/console/actions/unload?topic={topic.replace('/', '://', 1)}"
     assert "disabled" in ask(broker, "GET", name).text

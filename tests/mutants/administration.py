@@ -16,7 +16,7 @@ BUGS = [
         ('or "checkAllowAutoCreation" in request.query)', ")", ""),
         ("    if kind in _FORMS:", "    if kind in _FORMS[:2]:", ""),
         ('if kind in _FORMS and request.method != "POST":', "if False:", ""),
-        ("request.headers.get(\"User-Agent\", \"\").startswith(_BROWSERS):", "False:", ""),
+        ("request.headers.get(\"User-Agent\", \"\").startswith(_BROWSERS)", "False", ""),
         ('return _has_token_in_header(request) or ("token" in request.query and identity.method == "token")',
          'return _has_token_in_header(request) or "token" in request.query', "",
          "web/test_doors.py web/test_rest_consume.py"),

@@ -125,11 +125,14 @@ def comes_from_a_browser(request: web.Request) -> bool:
     """Whether a browser sends this change or this handshake of a WebSocket.
 
     Browsers name the site of a page only to addresses that they trust.  They name its origin with every change and
-    handshake.  Libraries for WebSocket name an origin too, but no page can add a token to a handshake.
+    handshake, but with no GET, so a GET is a browser's by the name that it gives itself.  Libraries for WebSocket name
+    an origin too, but no page can add a token to a handshake.
     """
     headers = request.headers
     if COOKIE in request.cookies or "Sec-Fetch-Site" in headers:
         return True
+    if request.method in _LOOKS and not is_socket(request):
+        return "Origin" in headers or _names_a_browser(request)
     return "Origin" in headers and not (is_socket(request) and _has_token_in_header(request))
 
 
@@ -162,12 +165,16 @@ def _has_token_in_header(request: web.Request) -> bool:
     return request.headers.get("Authorization", "").lower().startswith("bearer ")
 
 
+def _names_a_browser(request: web.Request) -> bool:
+    return request.headers.get("User-Agent", "").startswith(_BROWSERS)
+
+
 def _refuse_browsers_without_a_site(request: web.Request) -> None:
     """Refuse a GET that changes little and is asked for by Pulsar's tools, if a browser sends it.  Raises 403.
 
     The tools cannot be taught to send a proof, so only the name that browsers give themselves tells the two apart.
     """
-    if "Sec-Fetch-Site" not in request.headers and request.headers.get("User-Agent", "").startswith(_BROWSERS):
+    if "Sec-Fetch-Site" not in request.headers and _names_a_browser(request):
         raise web.HTTPForbidden(text="Any web page can have a browser send this GET, which changes something")
 
 
