@@ -236,9 +236,13 @@ class Consumer(Session):
     async def _join(self, link: Inner, names: list[str]) -> None:
         """Consume topics that a pattern matches and that are new."""
         try:
-            await self._subscribing.join(link, self, names)
+            for name in names:
+                if self.inner is not link:      # lost meanwhile, and opened again with all that matches
+                    return
+                await self._subscribing.join(link, self, [name])
         except ClientError as error:
-            self.lost(str(error))
+            if self.inner is link:
+                self.lost(str(error))
         self._grant()
 
     # -- texts of the client

@@ -121,12 +121,13 @@ class Subscribing:
             consumer_name=own.name or self._name, consumer_epoch=0)
         if start is not None:
             request.start_message_id.CopyFrom(start)
-        self.topics[number] = Topic(number, name, start)
+        there = self.topics                                 # `open` begins another one after a loss
+        there[number] = Topic(number, name, start)
         link.consumers[number] = taker
         try:
             await link.ask(request)
         except ClientError:      # there is no consumer; after a cancellation there may be one, which is to be closed
-            self.topics.pop(number, None)
+            there.pop(number, None)
             link.consumers.pop(number, None)
             raise
 

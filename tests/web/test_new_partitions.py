@@ -14,7 +14,7 @@ from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.rest_messages.calls import RECEIVE, Call
 from geminga.supervisor.rest_messages.receiver import Receiver
-from geminga.supervisor.web import session
+from geminga.supervisor.web import inner, session
 from geminga.supervisor.web.consumer import Consumer
 from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.parameters import consuming, message_id_of, producing, reading
@@ -72,13 +72,17 @@ class Client:
             return await self.texts.get()
 
 
+def visit_of(kind, *topics):
+    return Visit(kind, topics, "", "s" if kind == CONSUMER else "", (), "", NOT_ASKED, "", b"")
+
+
 @asynccontextmanager
-async def opened(own, make, *topics, kind=CONSUMER, **parameters):
-    """Yield an open session and its client."""
+async def opened(own, make, *topics, kind=CONSUMER, links=None, **parameters):
+    """Yield an open session and its client.  links: its connections, which others may share."""
     client = Client()
-    visit = Visit(kind, topics, "", "s" if kind == CONSUMER else "", (), "", NOT_ASKED, "", b"")
     read = {CONSUMER: consuming, PRODUCER: producing, READER: reading}[kind]
-    made = make(visit, Links(own.data_dir / CLIENTS, Lease()), client, read(parameters))
+    links = links or Links(own.data_dir / CLIENTS, Lease())
+    made = make(visit_of(kind, *topics), links, client, read(parameters))
     await made.open()
     try:
         yield made, client
@@ -193,6 +197,36 @@ def test_a_client_that_has_unsubscribed_gets_no_new_partitions(own, topic):
             await asyncio.to_thread(enlarge, own, topic, 2)
             await consumer.look_for_partitions()
             assert not consumer._subscribing.topics and client.end is None
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["handshake", "look"])
+def test_a_client_that_goes_while_it_subscribes_leaves_the_subscription_free(own, topic, monkeypatch, is_open):
+    """Also on a connection that goes on because other sessions share it."""
+    monkeypatch.setattr(inner, "_OWN_PART", 1 << 30)      # so that all connections are shared
+    partition, ask = f"{topic}-partition-{int(is_open)}", Inner.ask
+
+    async def run():
+        asked, links = asyncio.Event(), Links(own.data_dir / CLIENTS, Lease())
+
+        async def noting(self, question):
+            if isinstance(question, api.CommandSubscribe) and question.topic == partition:
+                asked.set()
+            return await ask(self, question)
+
+        async with opened(own, Consumer, f"{topic}-other", links=links):
+            monkeypatch.setattr(Inner, "ask", noting)
+            consumer = Consumer(visit_of(CONSUMER, topic), links, Client(), consuming({}))
+            opening = asyncio.create_task(consumer.open())
+            if is_open:
+                await opening
+                await asyncio.to_thread(enlarge, own, topic, 2)
+            async with asyncio.timeout(HANG_SECONDS):
+                await asked.wait()
+            opening.cancel()
+            consumer.closed()
+            async with opened(own, Consumer, topic, links=links) as (_, client):
+                assert client.end is None
     asyncio.run(run())
 
 
