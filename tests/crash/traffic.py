@@ -35,6 +35,12 @@ def is_end(error: Exception) -> bool:
     return isinstance(error, (Closed, OSError)) or str(error).startswith("the connection ended inside a frame")
 
 
+def refuse_to_go_on(answer: api.BaseCommand) -> None:
+    """Raise Closed if the answer says that the broker is being stopped, or has no owner yet."""
+    if answer.type == T.ERROR and answer.error.error == api.ServiceNotReady:
+        raise Closed
+
+
 class Running:
     """A connection with a thread, which ends with `stop` or with the connection; its state does not change
     afterwards.
@@ -99,7 +105,9 @@ class Publisher(Running):
         self._answered = self.promises.sent
 
     def begin(self) -> None:
-        self.peer.open_producer(self._topic)
+        answer = self.peer.ask(T.PRODUCER, topic=self._topic, producer_id=1, request_id=1)
+        refuse_to_go_on(answer)
+        assert answer.type == T.PRODUCER_SUCCESS, answer
 
     def step(self) -> None:
         first = self.promises.sent
@@ -186,6 +194,7 @@ class Subscriber(Running):
             pass
         if heard.type == T.CLOSE_CONSUMER:          # of another one, on this connection
             raise Closed
+        refuse_to_go_on(heard)
         assert heard.type == T.SUCCESS, heard
 
     @property

@@ -575,6 +575,17 @@ def test_goodbye(worker, client):
     assert not client.transport.was_aborted
 
 
+def test_what_no_owner_has_answered_is_refused_at_goodbye(worker, client):
+    """Whoever waits for an answer gets one: the owner of the first was asked, that of the second is not there."""
+    client.say(producer(worker.topic(1), 1, 1))
+    worker.owners[0].gone()
+    client.say(producer(worker.topic(0), 2, 2))
+    client.told()
+    client.client.say_goodbye()
+    assert client.told() == [("ERROR", 1, api.ServiceNotReady), ("ERROR", 2, api.ServiceNotReady)]
+    assert client.transport.is_closed
+
+
 def test_producers_are_closed_for_a_drain(worker, client):
     """Producers that are made are closed at once.  One that is being made is expelled: it may wait for another to go.
     """

@@ -19,7 +19,7 @@ from geminga.storage.runtime.log import DEBUG, log
 from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker
 from geminga.workers.clients.pending_requests import PendingRequests
 from geminga.workers.clients.rights import Rights
-from geminga.workers.clients.routes import Routes
+from geminga.workers.clients.routes import Route, Routes
 from geminga.workers.clients.stream import Handlers, Stream, StreamWorker
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.schemas import SchemaChecks
@@ -239,8 +239,7 @@ class Client:
                 assert route.withdraw is not None
                 route.withdraw()
                 self.routes.drop(route)
-                self.stream.write(responses.error(route.request_id, api.ServiceNotReady,
-                                                  "The broker is being stopped; try again"))
+                self._refuse_as_stopping(route)
             elif not route.is_expelled:      # the owner may be waiting for another producer to close, perhaps for ever
                 route.is_expelled = True
                 self.expel(route.link, producer_id, 0, is_producer=True)
@@ -248,8 +247,15 @@ class Client:
 
     def say_goodbye(self) -> None:
         """Tell the client to look its topics up again, then close the connection: the broker stops."""
-        for producer_id in self.routes.producers:
-            self.stream.tell(responses.close_producer(producer_id))
-        for consumer_id in self.routes.consumers:
-            self.stream.tell(responses.close_consumer(consumer_id))
+        for route in self.routes.all():
+            if route.handle:
+                close = responses.close_producer if route.is_producer else responses.close_consumer
+                self.stream.tell(close(route.object_id))
+            else:      # a client does not take CLOSE_PRODUCER for the answer to PRODUCER, and would wait for that
+                self._refuse_as_stopping(route)
         self.stream.close()
+
+    def _refuse_as_stopping(self, route: Route) -> None:
+        """Answer a PRODUCER or SUBSCRIBE that no owner has answered: the broker stops."""
+        self.stream.write(responses.error(route.request_id, api.ServiceNotReady,
+                                          "The broker is being stopped; try again"))
