@@ -87,7 +87,7 @@ def numbers_of_transactions_are_not_durable():
     yield sometimes(ids.Ids, "_take_ahead", take_ahead, 1)
 
 
-@canary("nothing is refused without a cause")
+@canary("nothing is refused without a cause", "every acknowledgement that asks is answered")
 def another_owner_is_not_told_again_what_was_added():
     def repeat(right, one, transaction, index=None):
         if transaction.state != transaction_table.OPEN:

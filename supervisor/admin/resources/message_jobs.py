@@ -32,6 +32,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 routes = web.RouteTableDef()
 _SEARCH, _REDRIVE = "/ops/v1/search", "/ops/v1/redrive" + PATH
 _SEARCHES_MAX = 2                # at once, each on a part of a core
+_ROOM_SECONDS = 5.0              # for one of these to end: that its caller has left is noticed a little later
 _SEARCH_SECONDS = 60
 _ROWS, _ROWS_MAX = 100, 1_000
 _PAYLOAD_BYTES, _PAYLOAD_BYTES_MAX = 1 << 10, 64 << 10
@@ -47,22 +48,24 @@ class Slots:
     """Jobs of this process that run."""
 
     def __init__(self) -> None:
-        self.searches = 0
+        self._room = asyncio.Semaphore(_SEARCHES_MAX)
         self.is_redriving = False
 
     def __repr__(self) -> str:
-        return f"<Slots searches={self.searches} is_redriving={self.is_redriving}>"
+        return f"<Slots room={self._room} is_redriving={self.is_redriving}>"
 
-    @contextlib.contextmanager
-    def search(self) -> Any:
-        """Count a search while the block runs.  Raises 503 if there are too many."""
-        if self.searches >= _SEARCHES_MAX:
-            raise web.HTTPServiceUnavailable(text=f"{_SEARCHES_MAX} searches are under way; try again")
-        self.searches += 1
+    @contextlib.asynccontextmanager
+    async def search(self) -> AsyncIterator[None]:
+        """Count a search while the block runs, which waits for room.  Raises 503 if there is none for some seconds."""
+        try:
+            async with asyncio.timeout(_ROOM_SECONDS):
+                await self._room.acquire()
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(text=f"{_SEARCHES_MAX} searches are under way; try again") from None
         try:
             yield
         finally:
-            self.searches -= 1
+            self._room.release()
 
     @contextlib.contextmanager
     def redrive(self) -> Any:
@@ -114,7 +117,7 @@ async def _search(request: web.Request, place: str) -> web.StreamResponse:
         "newest": order == "newest",
         "properties": [text for text in query.getall("property", []) if text][:_TEXTS_MAX],
         **{name: query.get(name) or None for name in ("key", "grep", "where", "since", "until")}}
-    with request.app[SLOTS].search():
+    async with request.app[SLOTS].search():
         job = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "geminga.supervisor.tasks.searching", env=_environment(), stdin=PIPE,
             stdout=PIPE, stderr=DEVNULL, start_new_session=True, limit=_LINE_BYTES)

@@ -55,6 +55,7 @@ if (form) {
       const isNarrow = ["key", "property", "grep", "since", "until"].some((name) => asked.has(name));
       state.value = said(`ended_${told !== "all" || count ? told : isNarrow ? "none" : "empty"}`, { count });
     } catch (error) {
+      if (leaving !== own) return;      // another search has begun, and says how it goes
       state.value = error.name === "AbortError" ? said("stopped", { count }) : said("ended_failed", { count });
     } finally {
       if (leaving === own) stop.hidden = bar.hidden = true;
