@@ -171,8 +171,8 @@ BUGS = [
          "a drain tells nobody that producers are closed"),
         ("            elif not route.is_expelled:", "            elif False:",
          "a drain waits for producers that wait for others"),
-        ("        for consumer_id in self.routes.consumers:\n"
-         "            self.stream.tell(responses.close_consumer(consumer_id))", "        pass",
+        ("            if route.handle:\n                close = responses",
+         "            if route.is_producer:\n                close = responses",
          "consumers are not told to go elsewhere")),
     *of("workers/clients/messages.py", "workers/test_client.py",
         ('rows["request_id"][-1], rows["flags"][-1] =', 'rows["request_id"][0], rows["flags"][0] =',
