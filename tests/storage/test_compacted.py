@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
-from geminga.storage.jobs.compacting import further, nightly
+from geminga.storage.jobs.compacting import continuation, nightly
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.offline import dump, verify
 from geminga.storage.offline.findings import Severity
@@ -832,7 +832,7 @@ def test_what_of_a_view_is_damaged_is_found(rigs, how):
 
 def masked(rigs, monkeypatch):
     """Return a topic whose view has a mask: of an entry, and of a message of a batch."""
-    monkeypatch.setattr(further, "_LOST_MIN", 1.0)
+    monkeypatch.setattr(continuation, "_LOST_MIN", 1.0)
     topic = small(rigs)
     topic.rig.consumer("t", "other")
     topic.publish(("a", b"1"), ("b", b"1"), [("c", b"1"), ("d", b"1"), ("e", b"1")], ("f", b"1"), ("g", b"1"))
@@ -916,7 +916,7 @@ def test_dictionaries(rigs, seed, monkeypatch):
     dictionary, and gets no message twice.
     """
     if seed % 2:
-        monkeypatch.setattr(further, "_LOST_MIN", 1.0)      # masks grow, and no part is written anew for its losses
+        monkeypatch.setattr(continuation, "_LOST_MIN", 1.0)      # masks grow; no part is written anew for its losses
     chance = random.Random(seed)
     topic = Topic(
         rigs(roll_over_entries=chance.choice((3, 10, 1_000)), compaction_threshold_bytes=chance.choice((0, 1 << 40)))
