@@ -27,7 +27,7 @@ def stored(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterato
 
 
 def promised(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
-    """Yield the hash of each topic in `wanted` that is not stored, or of the subscription of one.  Raises Refusal."""
+    """Yield `hash_of` each pair in `wanted` whose topic is not stored.  wanted: as in `stored`.  Raises Refusal."""
     for topic, subscription in wanted:
         name = names.parse(topic)
         if name.is_persistent and _ids(owner, name, None) is None:

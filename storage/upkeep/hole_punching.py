@@ -116,7 +116,10 @@ class HolePuncher(Watcher):
         return is_kept or self._owner.discovery.holds(partition, now_ms)
 
     def _plan_opened(self, now_ms: int) -> None:
-        """Plan holes again that are recorded and were not punched, in _OPENED_MAX ledgers of opened partitions."""
+        """Plan the holes that an owner recorded as discarded and did not punch before its partition was opened again.
+
+        Looks into _OPENED_MAX ledgers; the next ticks look into the others.
+        """
         for _ in range(_OPENED_MAX):
             if not self._opened:
                 return

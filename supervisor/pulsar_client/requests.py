@@ -22,11 +22,11 @@ class Requests:
 
     def __init__(self, send: Callable[[Message], None], failure: Callable[[str], ClientError],
                  refusal: Callable[[int, str], str]) -> None:
-        """send: writes the command with a message.
+        """Begin without requests.
 
-        failure: makes the error of a peer that does not answer, of its text.
-
-        refusal: makes the text of a peer's error, of its code and text.
+        send: is given a command's own message, such as CommandLookupTopic, and writes the command to the peer.
+        failure: is given a text, and returns the error of a peer that does not answer.
+        refusal: is given the code and text of an error that the peer has answered, and returns the text to raise.
         """
         self._send, self._failure, self._refusal = send, failure, refusal
         self._ids = itertools.count(1)

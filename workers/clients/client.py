@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import CONNECTED
+from geminga.proto.errors import Refusal
 from geminga.proto.frames import NO_REQUEST
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker
@@ -234,12 +235,12 @@ class Client:
             if route.handle:
                 self.routes.drop(route)
                 self.routes.remember_closed(producer_id)
-                self.stream.tell(responses.close_producer(producer_id))
+                self.tell_closed(route)
             elif route.link is None:
                 assert route.withdraw is not None
                 route.withdraw()
                 self.routes.drop(route)
-                self._refuse_as_stopping(route)
+                self.refuse_opening(route, stopping())
             elif not route.is_expelled:      # the owner may be waiting for another producer to close, perhaps for ever
                 route.is_expelled = True
                 self.expel(route.link, producer_id, 0, is_producer=True)
@@ -249,13 +250,21 @@ class Client:
         """Tell the client to look its topics up again, then close the connection: the broker stops."""
         for route in self.routes.all():
             if route.handle:
-                close = responses.close_producer if route.is_producer else responses.close_consumer
-                self.stream.tell(close(route.object_id))
+                self.tell_closed(route)
             else:      # a client does not take CLOSE_PRODUCER for the answer to PRODUCER, and would wait for that
-                self._refuse_as_stopping(route)
+                self.refuse_opening(route, stopping())
         self.stream.close()
 
-    def _refuse_as_stopping(self, route: Route) -> None:
-        """Answer a PRODUCER or SUBSCRIBE that no owner has answered: the broker stops."""
-        self.stream.write(responses.error(route.request_id, api.ServiceNotReady,
-                                          "The broker is being stopped; try again"))
+    def tell_closed(self, route: Route) -> None:
+        """Tell the client that the broker has closed a producer or consumer."""
+        close = responses.close_producer if route.is_producer else responses.close_consumer
+        self.stream.tell(close(route.object_id))
+
+    def refuse_opening(self, route: Route, why: Refusal) -> None:
+        """Answer a PRODUCER or SUBSCRIBE that no owner has answered with an error."""
+        self.stream.write(responses.error(route.request_id, why.code, why.message))
+
+
+def stopping() -> Refusal:
+    """Return the refusal of producers and consumers while the broker stops."""
+    return Refusal(api.ServiceNotReady, "The broker is being stopped; try again")

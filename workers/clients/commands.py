@@ -18,7 +18,7 @@ from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import StorageFull
 from geminga.workers.clients import messages, transactions
-from geminga.workers.clients.client import Client
+from geminga.workers.clients.client import Client, stopping
 from geminga.workers.clients.forwarding import forward
 from geminga.workers.clients.rights import right_of
 from geminga.workers.clients.routes import Route
@@ -177,7 +177,7 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
     if route is not None and not route.is_made_by(command):
         return _open_again(client, route, request)
     if worker.is_draining:
-        raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
+        raise stopping()
     link = withdraw = None
     topic = names.parse(request.topic)
     is_valid = is_checked or (route is not None and route.is_valid)

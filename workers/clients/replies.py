@@ -94,8 +94,7 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
     """
     lost, unanswered = client.routes.owner_gone(link)
     for route in lost:
-        close = responses.close_producer if route.is_producer else responses.close_consumer
-        client.stream.tell(close(route.object_id))
+        client.tell_closed(route)
     client.probed_by = [probing for probing in client.probed_by if probing is not link]
     client.stream.unthrottle(link)
     client.introduced.discard(link)
@@ -129,4 +128,4 @@ def _ask_successor(client: Client, route: Route) -> None:
         route.link, route.is_repeated, route.is_expelled = None, True, False
     except Refusal as refusal:
         client.routes.drop(route)
-        client.stream.write(responses.error(route.request_id, refusal.code, refusal.message))
+        client.refuse_opening(route, refusal)

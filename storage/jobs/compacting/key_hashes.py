@@ -48,7 +48,7 @@ def hashes(keys: pa.ChunkedArray | pa.StringArray, seed: bytes) -> tuple[NDArray
 
 
 def shortened(keys: pa.StringArray, seed: bytes) -> pa.StringArray:
-    """Return keys, which are not null, with texts that stand for long ones.
+    """Return keys with short texts in place of the long ones among them.  keys: without nulls.
 
     A message may have a key of megabytes, and few bytes of a compressed batch many of them.
     """
