@@ -6,12 +6,14 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     pulsar_api.proto   every command and field; pulsar_api_pb2.py and .pyi are generated from it
     errors.py          errors that a peer causes
     names.py           topic names, ids of transactions, names of replicators, positions in other clusters
+    layouts.py         segments of topics, for clients of Pulsar 5
     frames.py          frames and commands -> bytes
     rows.py            a row's layout, for numpy and for struct
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows
     mixed_sends.py     SEND frames of differing sizes -> rows, many at once
+    job_properties.py  properties of messages that the broker reads
     acks.py            ACKs of many messages -> arrays
     commands.py        a row for each command of clients: its state, right, answerer and refusal
     connection.py      the state machine of a connection
@@ -20,5 +22,7 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     envelope.py        messages of ZeroMQ between workers and owners
     metadata.py        metadata of many messages -> columns
     batches.py         batches -> places of their messages
+    batch_priorities.py  the highest priority of a batch's messages
+    batch_parts.py     batches of which some messages are wanted, one by one
     compression.py     payloads, compressed as clients do
 """

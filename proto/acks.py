@@ -1,10 +1,13 @@
-"""ACKs of many messages -> arrays: client libraries gather up to a thousand ids into one command.
+"""ACKs of whole entries, read without the protobuf library: those of one id, and those of many as arrays.
 
+    08 0a 52 ..  08 CONSUMER 10 TYPE  1a SIZE 08 LEDGER 10 ENTRY [18 PARTITION]
     08 0a 52 ..  08 CONSUMER 10 00  (1a SIZE 08 LEDGER 10 ENTRY [18 PARTITION] [20 BATCH INDEX])*  [40 REQUEST]
 
-Ids of one form are a stretch, read with a few operations per column.  A command of any other form is left to the
-protobuf library; one that acknowledges part of a batch is among them.
+Clients that do not gather ids send most of their commands in the first form.  Others gather up to a thousand into one
+command; ids of one form are a stretch, read with a few operations per column.  A command of any other form is left to
+the library; one that acknowledges part of a batch is among them.
 """
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +24,10 @@ _ID, _REQUEST = 0x1A, 0x40
 _LEDGER, _ENTRY = 0x08, 0x10
 _IGNORED = 0x18, 0x20       # partition and batch index: ledger and entry identify a whole entry
 _STRETCHES_MAX = 16
+ONE_SIZE_MAX = 127          # bytes of an ACK of one id: each size in it is one byte
+_VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+_FORM = rb"\x08\x0a\x52(.)\x08(%b)\x10([\x00\x01])\x1a(.)\x08(%b)\x10(%b)(?:\x18%b)?" % (4 * (_VARINT,))
+_one = re.compile(_FORM, re.DOTALL).fullmatch
 
 
 @dataclass(slots=True)
@@ -31,6 +38,35 @@ class EntryAcks:
     ledger_ids: NDArray[np.uint64]
     entry_ids: NDArray[np.uint64]
     request_id: int | None
+
+
+@dataclass(slots=True)
+class EntryAck:
+    """An acknowledgement of one whole entry, or of all up to it, without a request id."""
+
+    consumer_id: int
+    is_cumulative: bool
+    ledger_id: int
+    entry_id: int
+
+
+def read_one(command: bytes) -> EntryAck | None:
+    """Decode an ACK of one whole entry, of at most ONE_SIZE_MAX bytes; return None for an ACK of another form."""
+    found = _one(command)
+    if found is None:
+        return None
+    size, consumer_id, kind, id_size, ledger_id, entry_id = found.groups()
+    if size[0] != len(command) - 4 or id_size[0] != len(command) - found.end(4):
+        return None
+    return EntryAck(_number(consumer_id), kind == b"\1", _number(ledger_id), _number(entry_id))
+
+
+def _number(varint: bytes) -> int:
+    if len(varint) == 1:
+        return varint[0]
+    if len(varint) == 2:
+        return varint[0] & 127 | varint[1] << 7
+    return varints.decode(varint, 0)[0]
 
 
 def read(command: bytes) -> EntryAcks | None:

@@ -28,6 +28,7 @@ class Answerer(Enum):
     PRODUCER = auto()         # the owner of the producer that it names
     CONSUMER = auto()         # the owner of the consumer that it names
     COORDINATOR = auto()      # the owner that coordinates the transaction that it names
+    REGISTRAR = auto()        # the owner that knows all stream consumers of the topic's subscription
 
 
 class Sends(Enum):
@@ -54,6 +55,7 @@ class Command:
     is_light: bool = False                       # cheap to execute, and without a text that anybody reads
     state: str = CONNECTED                       # of the connection, in which the command may come
     next_state: str = CONNECTED
+    id_field: str = "request_id"                 # of the command and of `error`: the id by which its client knows it
     field: Any = dataclasses.field(init=False)   # name of BaseCommand's field with the command's own message
     has_text: bool = dataclasses.field(init=False)     # it has strings, which have to be UTF-8
 
@@ -126,6 +128,20 @@ TABLE: dict[int, Command] = {row.kind: row for row in (
     # Only brokers of a cluster tell each other that a transaction has ended on one topic.
     Command(T.END_TXN_ON_PARTITION, error=api.CommandEndTxnOnPartitionResponse, ids=_TRANSACTION),
     Command(T.END_TXN_ON_SUBSCRIPTION, error=api.CommandEndTxnOnSubscriptionResponse, ids=_TRANSACTION),
+    Command(T.WATCH_TC_ASSIGNMENTS, error=api.CommandWatchTcAssignmentsUpdate, id_field="watch_id"),
+    Command(T.WATCH_TC_ASSIGNMENTS_CLOSE),
+
+    # Clients of Pulsar 5.  An update of a watch is also the answer that opens or refuses the watch.
+    Command(T.SCALABLE_TOPIC_LOOKUP, error=api.CommandScalableTopicUpdate, id_field="session_id",
+            right=LOOKUP, denial="Client is not authorized to Lookup"),
+    Command(T.SCALABLE_TOPIC_CLOSE),
+    Command(T.SCALABLE_TOPIC_SUBSCRIBE, Answerer.REGISTRAR, api.CommandScalableTopicSubscribeResponse,
+            right=CONSUME, denial="Client is not authorized to subscribe", behind=Sends.NONE),
+    Command(T.SCALABLE_TOPIC_UNSUBSCRIBE, Answerer.REGISTRAR, api.CommandError, behind=Sends.NONE,
+            ends_with_owner=True),
+    Command(T.WATCH_SCALABLE_TOPICS, error=api.CommandWatchScalableTopicsUpdate, id_field="watch_id",
+            right=LOOKUP, denial="Client is not authorized to watch scalable topics"),
+    Command(T.WATCH_SCALABLE_TOPICS_CLOSE),
 )}
 
 

@@ -5,6 +5,7 @@
     Sends            many SENDs, as rows and the bytes of their entries
     Send             one SEND
     ...InTransaction a run of SENDs in one transaction, or one SEND in a transaction
+    EntryAck         an ACK of one entry, or up to it
     EntryAcks        an ACK of many messages, as arrays
     SendRefused      a SEND that is answered with an error and changes nothing
     BaseCommand      any other command, as the protobuf library decodes it
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import acks, frames, mixed_sends, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import EntryAcks
+from geminga.proto.acks import EntryAck, EntryAcks
 from geminga.proto.commands import CONNECTED, NEW, TABLE, T
 from geminga.proto.errors import ErrorCode, ProtocolError
 from geminga.proto.rows import Row, Rows
@@ -78,7 +79,7 @@ class SendRefused:
     message: str
 
 
-Event: TypeAlias = Sends | Send | EntryAcks | SendRefused | api.BaseCommand
+Event: TypeAlias = Sends | Send | EntryAck | EntryAcks | SendRefused | api.BaseCommand
 
 
 class Connection:
@@ -211,10 +212,11 @@ class Connection:
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
             self._read_send(frame, command_end)
             return False
-        if command_end > acks.SIZE_MIN and frame[8:10] == _ACK_HEAD and self.state == CONNECTED \
-                and (many := acks.read(frame[8:command_end])) is not None:
-            self.events.append(many)
-            return False
+        if frame[8:10] == _ACK_HEAD and self.state == CONNECTED:
+            read = acks.read if command_end > acks.SIZE_MIN else acks.read_one
+            if (ack := read(frame[8:command_end])) is not None:
+                self.events.append(ack)
+                return False
         try:
             command = api.BaseCommand.FromString(frame[8:command_end])
         except DecodeError as error:

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import varints
+from geminga.proto import batch_parts, varints
 from geminga.proto.frames import CHECKSUM_END, SIZE, SIZES
 from geminga.proto.rows import Rows, interleave, struct_of
 
@@ -27,6 +27,9 @@ RECEIPT_ROW = np.dtype([
 ])
 RECEIPT = struct_of(RECEIPT_ROW)
 FEW_MAX = 12          # entries that are cheaper to put together one by one than as arrays
+# Bit of LISTED_ENTRY's `words`: half of the words are the ack set, the others have a bit for each message of the batch
+# that a filter has chosen.  The client is sent a batch of these messages only.
+CHOSEN = 1 << 31
 BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
 
 
@@ -76,6 +79,34 @@ def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int,
         body += b"\x20" + encode(highest)
     command = b"\x08\x07\x3a" + encode(len(body)) + body
     return SIZES.pack(len(command) + 4, len(command)) + command
+
+
+def words_of(picked: Rows) -> NDArray[np.int64]:
+    """Return how many words each of the entries (n,) LISTED_ENTRY has."""
+    counts: NDArray[np.int64] = (picked["words"] & np.uint32(CHOSEN - 1)).astype(np.int64)
+    return counts
+
+
+def _chosen(words: NDArray[np.uint64], row: Rows,
+            ledger: memoryview) -> tuple[NDArray[np.uint64], Rows, memoryview]:
+    """Return a batch with the messages that a filter has chosen only: (its ack set, its row (1,), its bytes).
+
+    words: the ack set of the batch as it is stored, then bits of the chosen messages.  The ack set is empty if all of
+    them are to be delivered.  A batch that is damaged, or gone, stays as it is.
+    """
+    left, mask = (int.from_bytes(half.tobytes(), "little") for half in np.split(words, 2))
+    begin, size = int(row["offset"][0]), int(row["size"][0])
+    try:
+        entry = batch_parts.chosen(bytes(ledger[begin:begin + size]), mask)
+    except batch_parts.Unreadable:
+        return words[:0], row, ledger
+    row = row.copy()
+    row["offset"], row["size"], row["messages"] = 0, len(entry), mask.bit_count()
+    narrow = batch_parts.narrowed(left, mask)
+    if narrow.bit_count() == mask.bit_count():
+        return words[:0], row, memoryview(entry)
+    size = 8 * max(1, -(-narrow.bit_length() // 64))
+    return np.frombuffer(narrow.to_bytes(size, "little"), np.uint64), row, memoryview(entry)
 
 
 class _Message:
@@ -134,17 +165,20 @@ class Delivery:
         """Return buffers with the MESSAGE frames of entries anywhere in a ledger, named by LISTED_ENTRY rows (n,).
 
         rows (n,) are their index rows.  words are the ack sets of partly acknowledged batches, one behind the other;
-        `picked["words"]` says how many words each has.
+        `picked["words"]` says how many words each has.  Batches of which a filter has chosen messages are rewritten.
         """
         if not picked["words"].any():
             return [self._interleaved(picked["entry_id"], rows, ledger, picked["redeliveries"])]
         out: list[bytes | memoryview] = []
         at = 0
-        for n, count in enumerate(picked["words"].tolist()):
+        for n, (count, flagged) in enumerate(zip(words_of(picked).tolist(), picked["words"].tolist(), strict=True)):
             one = slice(n, n + 1)
-            ack_set = b"".join([b"\x20" + varints.encode(word) for word in words[at:at + count].tolist()])
+            left, row, data = words[at:at + count], rows[one], ledger
+            if flagged & CHOSEN:
+                left, row, data = _chosen(left, row, ledger)
+            ack_set = b"".join([b"\x20" + varints.encode(word) for word in left.tolist()])
             redeliveries = picked["redeliveries"][one]
-            out.append(self._interleaved(picked["entry_id"][one], rows[one], ledger, redeliveries, ack_set))
+            out.append(self._interleaved(picked["entry_id"][one], row, data, redeliveries, ack_set))
             at += count
         return out
 
@@ -205,7 +239,7 @@ class Delivery:
 
     def _heads(self, entries: NDArray[np.uint64], rows: Rows, size: int,
                redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> NDArray[np.uint8]:
-        """Return the bytes before each entry, (n, width); the total is right for entries of `size` bytes."""
+        """Return the bytes before each entry, (n, width).  size: of an entry in bytes, for the frame's total size."""
         count = len(rows)
         entry_size = varints.length(int(entries[-1]))
         again = _Message([(24, redeliveries)] if redeliveries is not None and redeliveries.any() else [])

@@ -9,8 +9,9 @@
                        REPLIES      REPLY_ROW + frames       FORGET     FORGET_ROW
                        ENTRY_LISTS  ENTRY_LIST_ROW + LISTED_ENTRY rows, words
                        TRANSIENT    TRANSIENT_ROW + TRANSIENT_ENTRY rows, the entries' bytes
+                       LAYOUTS      LAYOUT_ROW
     worker -> owner    SENDS_IN_TRANSACTIONS  as SENDS; rows with IN_TRANSACTION have its id in the field message_index
-    owner -> owner     TRANSACTIONS TRANSACTION_ROW
+    owner -> owner     TRANSACTIONS TRANSACTION_ROW          NOTICES    NOTICE_ROW + JSON
     admin -> owner     QUESTIONS    QUESTION_ROW + JSON
     owner -> admin     ANSWERS      QUESTION_ROW + JSON
 
@@ -29,8 +30,8 @@ from geminga.proto.sends import SEND_ROW
 
 Data: TypeAlias = bytes | memoryview
 
-SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS, SENDS_IN_TRANSACTIONS, TRANSACTIONS = 1, 2, 3, 4, 5, 6, 7
-RECEIPTS, RUNS, REPLIES, FORGET, ENTRY_LISTS, TRANSIENT, ANSWERS = 16, 17, 18, 19, 20, 21, 22
+SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS, SENDS_IN_TRANSACTIONS, TRANSACTIONS, NOTICES = 1, 2, 3, 4, 5, 6, 7, 8
+RECEIPTS, RUNS, REPLIES, FORGET, ENTRY_LISTS, TRANSIENT, ANSWERS, LAYOUTS = 16, 17, 18, 19, 20, 21, 22, 23
 
 # (cost of entries and commands that the owner has taken from the worker so far, number of sections).  The first is the
 # worker's credit, and 0 in the other direction.
@@ -68,6 +69,8 @@ INTRODUCED = 5          # before a connection's first command to an owner, and o
 PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # the right to it was revoked: "id handle", handle 0 if unknown
 DAMAGED = 8             # the client could not read messages; the data is its CommandAck, which acknowledges them
 SEND_REFUSED = 9        # a replicator's SEND; "id handle " and the frames that tell the client
+STREAM_RESTORED = 10    # a stream consumer that the owner's former process had registered; its SCALABLE_TOPIC_SUBSCRIBE
+STREAM_EXPELLED = 11    # the right to its topic was revoked; the data is its consumer id
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),
@@ -84,6 +87,9 @@ CONSUMER_EPOCH = 6       # `object_id` is the consumer's handle, `handle` the ep
 PAUSE_READING = 7        # stop reading from the connection
 RESUME_READING = 8       # read from the connection again, unless another owner has paused it
 END = 9                  # end the connection
+STREAM_REGISTERED = 10   # `object_id` is the consumer id of a stream consumer
+STREAM_ASSIGNED = 11     # a stream consumer's new assignment, which replaces any that its client has not read yet
+PRODUCER_SEALED = 12     # as PRODUCER_GONE, and its client closes it as soon as it learns of the topic's new layout
 
 RUN_ROW = np.dtype([
     ("connection", "<u4"),
@@ -106,7 +112,8 @@ ENTRY_LIST_ROW = np.dtype([
 LISTED_ENTRY = np.dtype([
     ("entry_id", "<u8"),
     ("redeliveries", "<u4"),
-    ("words", "<u4"),              # words behind all rows, with a bit for each message that is not acknowledged
+    # Words behind all rows, with a bit for each message that is not acknowledged; see deliveries.CHOSEN.
+    ("words", "<u4"),
 ])
 
 TRANSIENT_ROW = np.dtype([         # entries of a non-persistent topic
@@ -132,16 +139,22 @@ TRANSACTION_ROW = np.dtype([
 # ADD, ABORT or REFUSED.
 ADD, COMMIT, ABORT, ADDED, ENDED, ASK, MAY_PUBLISH, REFUSED, MAY_ACKNOWLEDGE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
+NOTICE_ROW = np.dtype([("size", "<u8")])      # a notice about segments, see storage/scalable/notices.py
+
 RAW = b"\0"      # the first byte of an answer that is not JSON
 
 # A ledger that is to be unmapped; `view` as in ENTRY_LIST_ROW.
 FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])
 
+LAYOUT_ROW = np.dtype([("none", "<u4")])      # some layouts have changed: the catalogue says which
+
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
         RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, ENTRY_LISTS: ENTRY_LIST_ROW,
-        TRANSIENT: TRANSIENT_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW,
-        SENDS_IN_TRANSACTIONS: SEND_ROW, TRANSACTIONS: TRANSACTION_ROW}
+        TRANSIENT: TRANSIENT_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW, LAYOUTS: LAYOUT_ROW,
+        SENDS_IN_TRANSACTIONS: SEND_ROW, TRANSACTIONS: TRANSACTION_ROW,
+        NOTICES: NOTICE_ROW}
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}
+_SIZES = {kind: dtype.itemsize for kind, dtype in ROWS.items()}
 
 
 def pack(kind: int, rows: Iterable[Row]) -> bytes:
@@ -159,9 +172,10 @@ def seal(sections: Sequence[tuple[int, Rows | bytes, Data]], taken: int = 0) -> 
         if not isinstance(rows, bytes):
             assert rows.dtype == ROWS[kind]
             rows = rows.tobytes()
-        head.append(SECTION.pack(kind, len(rows) // STRUCTS[kind].size, len(data)))
+        head.append(SECTION.pack(kind, len(rows) // _SIZES[kind], len(data)))
         body.append(rows)
-        (body if len(data) <= INLINE_MAX else frames).append(data)
+        if data:
+            (body if len(data) <= INLINE_MAX else frames).append(data)
     return [b"".join(head + body), *frames]
 
 

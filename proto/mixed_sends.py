@@ -12,14 +12,14 @@ import numpy as np
 from mmh3 import mmh3_32_uintdigest
 from numpy.typing import NDArray
 
-from geminga.proto import checksums, metadata, names
+from geminga.proto import checksums, job_properties, metadata, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGE_MIN
 from geminga.proto.compression import UNPACKED_MAX
 from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES
 from geminga.proto.metadata import ABSENT, Columns, Field
 from geminga.proto.rows import Rows, words_at_each_byte
-from geminga.proto.sends import HAS_KEY, IS_BATCH, KEPT_CHECKSUM, SEND_ROW, key_bytes
+from geminga.proto.sends import HAS_KEY, HASH_BITS, IS_BATCH, KEPT_CHECKSUM, SEND_ROW, key_bytes, stamp
 
 RUN_MIN = 96               # frames; fewer cost less in the library
 RUN_MAX = 2_048            # frames, so that one run takes little more than one slice of a client's time
@@ -28,7 +28,7 @@ FRAME_MIN = 32             # bytes of the smallest SEND frame that the library a
 _METADATA_AT = CHECKSUM_END + 4
 _HEAD, _HEAD_BITS = np.uint64(int.from_bytes(b"\x08\x06\x32", "little")), np.uint64(0xFFFFFF)
 _MAGIC, _MAGIC_BITS = np.uint64(int.from_bytes(MAGIC_BYTES, "little")), np.uint64(0xFFFF)
-_INT32_MAX, _UINT32_MAX = (1 << 31) - 1, (1 << 32) - 1
+_INT32_MAX, _UINT32_MAX, _HASH_MAX = (1 << 31) - 1, (1 << 32) - 1, (1 << HASH_BITS) - 1
 _COMMAND = (
     Field("producer_id", 1, default=ABSENT), Field("sequence_id", 2, default=ABSENT), Field("txnid_least_bits", 4),
     Field("txnid_most_bits", 5), Field("highest_sequence_id", 6), Field("is_chunk", 7),
@@ -40,7 +40,9 @@ _METADATA = (
     Field("uncompressed_size", 9, maximum=_UINT32_MAX), Field("messages", 11, maximum=_INT32_MAX, default=ABSENT),
     Field("encryption_keys", 13, is_bytes=True, is_repeated=True), Field("key_is_base64", 17, maximum=1),
     Field("ordering_key", 18, is_bytes=True), Field("deliver_at_time", 19), Field("marker_type", 20, default=ABSENT),
-    Field("chunk_count", 27), Field("compacted_batch_indexes", 31, is_bytes=True))
+    Field("chunk_count", 27), Field("compacted_batch_indexes", 31, is_bytes=True),
+    Field("entry_hash_min", 33, maximum=_HASH_MAX, default=ABSENT),
+    Field("entry_hash_max", 34, maximum=_HASH_MAX, default=ABSENT))
 # Of a property and of an encryption key: both are required.
 _PAIR = Field("key", 1, is_bytes=True), Field("value", 2, is_bytes=True)
 _KEY_METADATA = Field("metadata", 3, is_bytes=True)
@@ -48,6 +50,10 @@ _DIGITS_MAX = 13           # of each number of a position
 _POSITION_KEY = names.POSITION_PROPERTY.encode()
 _POSITION_WORDS = [(at, np.uint64(int.from_bytes(_POSITION_KEY[at:at + 8], "little")))
                    for at in (0, 8, 16, len(_POSITION_KEY) - 8)]
+_TTL_KEY = job_properties.TTL_PROPERTY.encode()
+_TTL_WORDS = [(at, np.uint64(int.from_bytes(_TTL_KEY[at:at + 8], "little"))) for at in (0, len(_TTL_KEY) - 8)]
+_PRIORITY_KEY = job_properties.PRIORITY_PROPERTY.encode()
+_PRIORITY_WORDS = [(at, np.uint64(int.from_bytes(_PRIORITY_KEY[at:at + 8], "little"))) for at in (0, 8)]
 # Words of eight characters, the last of which is the highest byte.
 _LAST_BYTES = np.array([(1 << 64) - (1 << 8 * (8 - count)) for count in range(9)], np.uint64)      # bits of so many
 _LOWS, _TOPS, _COLONS, _DIGITS = (np.uint64(int.from_bytes(bytes((byte,)) * 8, "little")) for byte in (1, 128, 58, 48))
@@ -157,6 +163,8 @@ def _read_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDAr
     rows["flags"] = KEPT_CHECKSUM
     _read_counts(columns, ends - stops, rows, odd)
     _read_keys(data, columns, rows, odd)
+    if "entry_hash_min" in columns.numbers:
+        _read_stamps(columns, rows)
     _read_pairs(data, columns, rows, odd, reads_positions)
 
 
@@ -196,6 +204,14 @@ def _read_keys(data: NDArray[np.uint8], columns: Columns, rows: Rows, odd: NDArr
     rows["flags"][chosen] |= HAS_KEY
 
 
+def _read_stamps(columns: Columns, rows: Rows) -> None:
+    """Put stamps into the place of hashes of keys."""
+    lowest, highest = columns.numbers["entry_hash_min"], columns.number("entry_hash_max", ABSENT)
+    for place in np.flatnonzero(lowest != ABSENT).tolist():
+        low, high = int(lowest[place]), int(lowest[place] if highest[place] == ABSENT else highest[place])
+        rows["key_hash"][place] = stamp(low, high, int(rows["key_hash"][place]))
+
+
 def _read_pairs(data: NDArray[np.uint8], columns: Columns, rows: Rows, odd: NDArray[np.bool_],
                 reads_positions: bool) -> None:
     """Mark messages odd of which a property or an encryption key lacks a required field; fill in source positions."""
@@ -208,10 +224,13 @@ def _read_pairs(data: NDArray[np.uint8], columns: Columns, rows: Rows, odd: NDAr
     owners, begins, ends = columns.repeated["properties"]
     pairs = metadata.read(data, begins, ends, _PAIR, steps_max=STEPS_MAX)
     odd[owners[pairs.odd | ~pairs.has("key") | ~pairs.has("value")]] = True
-    if reads_positions and len(owners) and not pairs.odd.all():
-        keys, values = pairs.spans.get("key"), pairs.spans.get("value")
-        if keys is not None and values is not None:
-            _read_positions(data, owners, keys, values, rows)
+    keys, values = pairs.spans.get("key"), pairs.spans.get("value")
+    if keys is None or values is None or pairs.odd.all():
+        return
+    if reads_positions:
+        _read_positions(data, owners, keys, values, rows)
+    _read_priorities(data, owners, keys, values, rows)
+    odd[owners[_last_of_name(data, owners, keys, len(_TTL_KEY), _TTL_WORDS)]] = True      # the library reads them
 
 
 def _read_positions(data: NDArray[np.uint8], owners: NDArray[np.int64], keys: tuple[NDArray[np.int64], ...],
@@ -222,16 +241,36 @@ def _read_positions(data: NDArray[np.uint8], owners: NDArray[np.int64], keys: tu
 
     owners: (k,) the properties' messages, in order.  keys, values: where each key and value begins and ends.
     """
-    words = words_at_each_byte(data)
-    named = np.flatnonzero(keys[1] - keys[0] == len(_POSITION_KEY))
-    for at, word in _POSITION_WORDS:
-        named = named[words[keys[0][named] + at] == word]
+    named = _last_of_name(data, owners, keys, len(_POSITION_KEY), _POSITION_WORDS)
+    if len(named):
+        rows["entry_id"][owners[named]] = positions(data, values[0][named], values[1][named])
+
+
+def _read_priorities(data: NDArray[np.uint8], owners: NDArray[np.int64], keys: tuple[NDArray[np.int64], ...],
+                     values: tuple[NDArray[np.int64], ...], rows: Rows) -> None:
+    """Fill in the bits of `flags` of messages with a property that names their priority; see `_read_positions`."""
+    named = _last_of_name(data, owners, keys, len(_PRIORITY_KEY), _PRIORITY_WORDS)
     if not len(named):
         return
-    owners = owners[named]
-    is_last = np.append(owners[1:] != owners[:-1], True)
-    owners, named = owners[is_last], named[is_last]
-    rows["entry_id"][owners] = positions(data, values[0][named], values[1][named])
+    digits = data[values[0][named]].astype(np.int64) - ord("0")
+    is_priority = (values[1][named] - values[0][named] == 1) & (digits >= 0) & (digits < job_properties.PRIORITIES)
+    flags = digits[is_priority] + 1 << job_properties.PRIORITY_SHIFT
+    rows["flags"][owners[named[is_priority]]] |= flags.astype(np.uint32)
+
+
+def _last_of_name(data: NDArray[np.uint8], owners: NDArray[np.int64], keys: tuple[NDArray[np.int64], ...], size: int,
+                  name: list[tuple[int, np.uint64]]) -> NDArray[np.intp]:
+    """Return which (n,) of the properties (k,) have a name, the last one of each message that has it.
+
+    size: bytes of the name.  name: words of it, each with its place.
+    """
+    words = words_at_each_byte(data)
+    named = np.flatnonzero(keys[1] - keys[0] == size)
+    for at, word in name:
+        named = named[words[keys[0][named] + at] == word]
+    is_last = np.append(owners[named][1:] != owners[named][:-1], len(named) > 0)[:len(named)]
+    last: NDArray[np.intp] = named[is_last]
+    return last
 
 
 def positions(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -2,6 +2,9 @@
 
 `orders` means persistent://public/default/orders and `acme/eu/orders` means persistent://acme/eu/orders.  The form of
 Pulsar 1, with a cluster in the middle, is refused with a hint.  A partition's name ends in -partition-N.
+
+A scalable topic is topic://tenant/namespace/topic.  Its segments have the names
+segment://tenant/namespace/topic/FIRST-LAST-ID: the first and last of their 65,536 hashes, in hex, and their number.
 """
 import re
 from collections.abc import Iterable
@@ -18,21 +21,27 @@ _BLANKS = "\t\n\v\f\r\x1c-\x1f \u1680\u2000-\u2006\u2008-\u200a\u2028\u2029\u205
 _BLANK = re.compile(rf"[{_BLANKS}]*")
 _BLANK_TOPIC = re.compile(rf"[{_BLANKS}]*(-partition-[0-9]+)?")      # also a partition of a topic with a blank name
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
-_SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
 SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",
                  "__transaction_buffer_snapshot_indexes")      # of any namespace
 SYSTEM_SUFFIX = "__transaction_pending_ack"
+_SHOWN_MAX = 200                    # characters of a name in its refusal: a response has no room for five megabytes
+DOMAINS = ("persistent", "non-persistent")      # of topics that any client may use under their own name
+SCALABLE, SEGMENT = "topic", "segment"          # domains of topics that have segments, and of the segments
+# A scalable topic would hide the broker's own topic of its name.
+_SYSTEM_NAMESPACES = tuple(f"{domain}://pulsar/system/" for domain in (*DOMAINS, SCALABLE, SEGMENT))
 _SYSTEM_PREFIXES = tuple(f"{place}{name}" for place in _SYSTEM_NAMESPACES for name in (
     "transaction_coordinator_assign", "__transaction_log_", "resource-usage"))
-_SHOWN_MAX = 200                    # characters of a name in its refusal: a response has no room for five megabytes
-DOMAINS = ("persistent", "non-persistent")
-LENGTH_MAX = 4_096                  # arbitrary: above any name in use, and no burden for the catalogue
+_SEGMENT = re.compile(r"([0-9a-f]{4})-([0-9a-f]{4})-(0|[1-9][0-9]{0,17})", re.ASCII)
+LENGTH_MAX = 4_096                  # of tenant/namespace/topic: above any name in use, and no burden for the catalogue
 REMEMBERED_MAX = 256                # characters of a name that caches keep: they count entries, not bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A complete topic name; `partition` is -1 unless the name is a partition's."""
+    """A complete topic name; `partition` is -1 unless the name is a partition's.
+
+    The local name of a segment is topic/FIRST-LAST-ID.
+    """
 
     domain: str
     tenant: str
@@ -46,20 +55,76 @@ class TopicName:
 
     @property
     def base(self) -> "TopicName":
-        """The partitioned topic of a partition; any other topic itself."""
+        """The partitioned topic of a partition, the scalable topic of a segment; any other topic itself."""
+        if self.domain == SEGMENT:
+            return self.scalable
         if self.partition < 0:
             return self
         return TopicName(self.domain, self.tenant, self.namespace_name, without_partition(self.local_name), -1)
 
     @property
     def is_persistent(self) -> bool:
-        return self.domain == "persistent"
+        """Whether the topic's messages are stored; those of a scalable topic are in its segments."""
+        return self.domain != "non-persistent"
+
+    @property
+    def is_scalable(self) -> bool:
+        return self.domain == SCALABLE
+
+    @property
+    def is_segment(self) -> bool:
+        return self.domain == SEGMENT
+
+    @property
+    def scalable(self) -> "TopicName":
+        """The name topic://..., by which clients of Pulsar 5 know the topic, whatever its kind."""
+        return TopicName(SCALABLE, self.tenant, self.namespace_name, self._whole, self.partition)
+
+    @property
+    def regular(self) -> "TopicName":
+        """The name persistent://... for a scalable topic or its segment; any other topic itself."""
+        if self.domain not in (SCALABLE, SEGMENT):
+            return self
+        return TopicName("persistent", self.tenant, self.namespace_name, self._whole, self.partition)
+
+    @property
+    def _whole(self) -> str:
+        return self.local_name.rpartition("/")[0] if self.domain == SEGMENT else self.local_name
+
+    @property
+    def segment(self) -> tuple[int, int, int]:
+        """The number of a segment, and the first and last of its hashes.  Only for the name of a segment."""
+        match = _SEGMENT.fullmatch(self.local_name.rpartition("/")[2])
+        assert match is not None, self
+        return int(match[3]), int(match[1], 16), int(match[2], 16)
+
+    @property
+    def segment_number(self) -> int:
+        """The number that a segment has in the layout of its topic, also one that was a partition or a regular topic.
+        """
+        return self.segment[0] if self.domain == SEGMENT else max(self.partition, 0)
+
+    def segment_name(self, number: int, first: int, last: int) -> "TopicName":
+        """The name of a segment of this scalable topic."""
+        return TopicName(SEGMENT, self.tenant, self.namespace_name,
+                         f"{self.local_name}/{first:04x}-{last:04x}-{number}", -1)
 
     def partition_name(self, number: int) -> "TopicName":
         return TopicName(self.domain, self.tenant, self.namespace_name, f"{self.local_name}-partition-{number}", number)
 
     def __str__(self) -> str:
         return f"{self.domain}://{self.tenant}/{self.namespace_name}/{self.local_name}"
+
+
+def across_segments(producer_name: str, topic: TopicName) -> str:
+    """Return a producer's name on a topic; on segments that which its producers for all of them have in common.
+
+    A client of Pulsar 5 has one for each segment, NAME-seg-NUMBER, and for each partition of a regular topic, which may
+    be made scalable.  The number is left out, and nothing else: a producer that is called NAME is another one.
+    """
+    if not producer_name.endswith(suffix := f"-seg-{topic.segment_number}"):
+        return producer_name
+    return producer_name.removesuffix(suffix) + "-seg-"
 
 
 def parse(text: str) -> TopicName:
@@ -76,8 +141,14 @@ def _parse(text: str) -> TopicName:
             path = f"public/default/{path}"
         elif len(parts) != 3:
             raise _invalid(text, "a short name is either topic or tenant/namespace/topic")
-    if domain not in DOMAINS:
-        raise _invalid(text, "the domain is persistent or non-persistent")
+    if domain not in (*DOMAINS, SCALABLE, SEGMENT):
+        raise _invalid(text, "the domain is persistent, non-persistent or topic")
+    segment = ""
+    if domain == SEGMENT:
+        path, _, segment = path.rpartition("/")
+        match = _SEGMENT.fullmatch(segment)
+        if match is None or match[1] > match[2]:
+            raise _invalid(text, "expected segment://tenant/namespace/topic/FIRST-LAST-ID")
     parts = path.split("/", 2)
     if len(parts) != 3:
         raise _invalid(text, "expected domain://tenant/namespace/topic")
@@ -86,10 +157,15 @@ def _parse(text: str) -> TopicName:
         raise _invalid(text, "names with a cluster are of Pulsar 1; use domain://tenant/namespace/topic")
     if not local or not _PART.match(tenant) or not _PART.match(namespace):
         raise _invalid(text, "tenant and namespace are made of letters, digits and -=:._, and a topic is not empty")
-    if len(text) > LENGTH_MAX or "\0" in text:
-        raise _invalid(text, f"longer than {LENGTH_MAX} characters, or with a NUL")
     match = _PARTITION.match(local)
-    return TopicName(domain, tenant, namespace, local, int(match[2]) if match else -1)
+    # The ends of partitions and segments do not count: else there would be topics whose parts can have no name.
+    if len(f"{tenant}/{namespace}/{match[1] if match else local}") > LENGTH_MAX or "\0" in text:
+        raise _invalid(text, f"longer than {LENGTH_MAX} characters, or with a NUL")
+    if domain in DOMAINS:
+        return TopicName(domain, tenant, namespace, local, int(match[2]) if match else -1)
+    if match:
+        raise _invalid(text, "a scalable topic has no partitions, and no name of one")
+    return TopicName(domain, tenant, namespace, f"{local}/{segment}" if segment else local, -1)
 
 
 _remembered = lru_cache(maxsize=16_384)(_parse)
@@ -106,6 +182,11 @@ def parse_namespace(text: str) -> str:
 def is_system(text: str) -> bool:
     """Return True for the complete name of a topic that brokers use among themselves."""
     return text.startswith(_SYSTEM_NAMESPACES) or is_reserved(text)
+
+
+def is_reserved_subscription(name: str) -> bool:
+    """Return True for the name of a subscription that brokers keep for themselves."""
+    return name == "pulsar.dedup" or name.startswith("pulsar.repl")
 
 
 def is_reserved(text: str) -> bool:
@@ -184,7 +265,16 @@ def transaction_text(transaction_id: int) -> str:
 
 REPLICATOR_PREFIX = "pulsar.repl."       # of the cursors and producers that replicate topics
 REPLICATOR = "Geminga Replicator"        # client_version of the broker's own process that reads the cursors
+DEAD_LETTERS = "-DLQ"                    # end of a dead letter topic's name, as Pulsar's clients make it
+# Properties of dead letters that the broker makes: why, of which subscription, and how often it was given back.
+DEAD_LETTER_PROPERTIES = tuple(f"geminga.dead-letter.{name}" for name in ("reason", "subscription", "deliveries"))
+MOVER_ERROR = "error"                    # in the metadata of a consumer that moves dead letters: why it moved none
+UNDOES = "undoes"                        # likewise: the consumer takes back what a redrive has sent, and nothing else
+REDRIVEN_FROM = "geminga.redriven.from"  # property of a redriven message: topic and position of its dead letter
+REDRIVES = "geminga-redrive-"            # begins the name of a subscription that keeps what a redrive publishes
 ONLY_FOR = "geminga.only-for"            # in a producer's metadata: the subscription that gets what it publishes
+SCHEDULE = "geminga.schedule"            # property of a message: the schedule that has published it, ...
+SCHEDULED_FOR = "geminga.scheduled-for"  # ... and the time for which it was planned, in RFC 3339
 NO_CLUSTER = "__local__"                 # in replicate_to of a message that stays in its cluster
 POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", of each message that a replicator sends
 # A ledger of Pulsar has 50,000 entries unless it is told otherwise, one of this broker a million.  This broker's ids of

@@ -2,6 +2,7 @@
 
 Clients test whether an optional field is present, not what it holds.  So a field without a meaning is left out.
 """
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import Message
@@ -12,7 +13,8 @@ from geminga.proto.commands import TABLE
 from geminga.proto.errors import ErrorCode
 from geminga.proto.frames import NO_REQUEST, SIZE, SIZES, command_of, frame
 
-SERVER_VERSION = "Pulsar Server 4.0.7 (Geminga 0.1.0)"
+VERSION, PULSAR_VERSION = "0.1.0", "4.0.7"
+SERVER_VERSION = f"Pulsar Server {PULSAR_VERSION} (Geminga {VERSION})"
 PROTOCOL_VERSION = 21
 Type = api.BaseCommand.Type
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -55,6 +57,8 @@ def connected(protocol_version: int, max_message_size: int) -> bytes:
     answer.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
     answer.feature_flags.supports_topic_watchers = True
     answer.feature_flags.supports_repl_dedup_by_lid_and_eid = True
+    answer.feature_flags.supports_scalable_topics = True            # else no builder of the V5 client does anything
+    answer.feature_flags.supports_tc_metadata_discovery = True      # WATCH_TC_ASSIGNMENTS
     return frame_of(answer)
 
 
@@ -77,16 +81,16 @@ def refusal(command: api.BaseCommand, code: ErrorCode, message: str) -> bytes:
     """Return the frame that refuses a client's command; b"" if the client waits for no answer."""
     row = TABLE[command.type]
     request = getattr(command, row.field)
-    if row.error is None or not request.HasField("request_id"):      # an ACK may lack it
+    if row.error is None or not request.HasField(row.id_field):      # an ACK may lack it
         return b""
-    return refusal_by_ids(command.type, request.request_id, row.ids_of(request), code, message)
+    return refusal_by_ids(command.type, getattr(request, row.id_field), row.ids_of(request), code, message)
 
 
 def refusal_by_ids(kind: int, request_id: int, ids: tuple[int, ...], code: ErrorCode, message: str) -> bytes:
     """Return the frame that refuses a command of which its type and ids are known.  ids: see `Command.ids_of`."""
     row = TABLE[kind]
     assert row.error is not None, row
-    answer: Any = row.error(request_id=request_id, **dict(zip(row.ids, ids, strict=True)))
+    answer: Any = row.error(**{row.id_field: request_id}, **dict(zip(row.ids, ids, strict=True)))
     names = answer.DESCRIPTOR.fields_by_name
     if "response" in names:
         answer.response = answer.Failed
@@ -157,6 +161,11 @@ def ack_response(consumer_id: int, request_id: int) -> bytes:
     return frame_of(api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id))
 
 
+def ack_refused(consumer_id: int, request_id: int) -> bytes:
+    """Return the answer to an ACK of a consumer that is closed, or never was."""
+    return refusal_by_ids(api.BaseCommand.ACK, request_id, (consumer_id,), api.ConsumerNotFound, "Consumer not found")
+
+
 def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: api.MessageIdData | None) -> bytes:
     return frame_of(api.CommandGetLastMessageIdResponse(
         request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete))
@@ -208,6 +217,45 @@ def watch_topic_list_success(request_id: int, watcher_id: int, topics: list[str]
 def watch_topic_update(watcher_id: int, new: list[str], deleted: list[str], topics_hash: str) -> bytes:
     return frame_of(api.CommandWatchTopicUpdate(
         watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash))
+
+
+# -- clients of Pulsar 5
+
+def scalable_topic_update(session_id: int, layout: api.ScalableTopicDAG, name: str) -> bytes:
+    """Return SCALABLE_TOPIC_UPDATE: the layout of a topic.  name: the topic's, topic://..."""
+    return frame_of(api.CommandScalableTopicUpdate(session_id=session_id, dag=layout, resolved_topic_name=name))
+
+
+def stream_assigned(request_id: int, assignment: api.ScalableConsumerAssignment) -> bytes:
+    """Return SCALABLE_TOPIC_SUBSCRIBE_RESPONSE: the segments of a stream consumer that has registered."""
+    return frame_of(api.CommandScalableTopicSubscribeResponse(request_id=request_id, assignment=assignment))
+
+
+def stream_reassigned(consumer_id: int, assignment: api.ScalableConsumerAssignment) -> bytes:
+    """Return SCALABLE_TOPIC_ASSIGNMENT_UPDATE.  consumer_id: that of the registration."""
+    return frame_of(api.CommandScalableTopicAssignmentUpdate(consumer_id=consumer_id, assignment=assignment))
+
+
+def scalable_topics(watch_id: int, topics: list[str]) -> bytes:
+    """Return WATCH_SCALABLE_TOPICS_UPDATE: all topics that the watch shows."""
+    return frame_of(api.CommandWatchScalableTopicsUpdate(
+        watch_id=watch_id, snapshot=api.ScalableTopicsSnapshot(topics=topics)))
+
+
+def scalable_topics_changed(watch_id: int, *, added: Iterable[str] = (), removed: Iterable[str] = ()) -> bytes:
+    """Return WATCH_SCALABLE_TOPICS_UPDATE: topics that came or went."""
+    return frame_of(api.CommandWatchScalableTopicsUpdate(
+        watch_id=watch_id, diff=api.ScalableTopicsDiff(added=added, removed=removed)))
+
+
+def coordinators(watch_id: int, count: int, url: str, url_tls: str) -> bytes:
+    """Return WATCH_TC_ASSIGNMENTS_UPDATE: coordinators 0 to count - 1, which are all at one broker; "": no URL."""
+    urls = {"broker_service_url": url, "broker_service_url_tls": url_tls}
+    found = {name: value for name, value in urls.items() if value}
+    answer = api.CommandWatchTcAssignmentsUpdate(watch_id=watch_id)
+    answer.snapshot.parallelism = count
+    answer.snapshot.assignments.extend(api.TcAssignment(tc_id=number, **found) for number in range(count))
+    return frame_of(answer)
 
 
 # -- transactions

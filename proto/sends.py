@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from mmh3 import mmh3_32_uintdigest
 from numpy.typing import NDArray
 
-from geminga.proto import checksums, names, varints
+from geminga.proto import checksums, job_properties, names, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGE_MIN
 from geminga.proto.compression import UNPACKED_MAX
@@ -47,7 +47,8 @@ SEND_ROW = np.dtype([
     ("message_index", "<u8"),        # the owner fills it in
     ("size", "<u4"),                 # bytes of the entry
     ("messages", "<u4"),             # 1, or how many a batch holds; 0: a marker
-    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; without HAS_KEY 0, or a chunk's
+    # Murmur3, 31 bits, of ordering key, key or a chunk's substitute key, 0 without a key; or a stamp, see `stamp`.
+    ("key_hash", "<u4"),
     ("flags", "<u4"),
     ("crc32c", "<u4"),               # as it stands in the entry
     ("checksum", "<u4"),             # the owner fills it in
@@ -82,8 +83,13 @@ HAS_KEY = 8
 IS_LAST_CHUNK = 16
 IN_TRANSACTION = 64  # on the way to the owner, message_index has the transaction's id (names.transaction)
 IS_MARKER = 128      # clusters write it for each other, and no consumer gets it
-CHUNK_ID = 8         # the lowest bit of the chunk's number, which goes up to CHUNK_ID_MAX
+CHUNK_ID = 8         # the lowest bit of a chunk's number, which goes up to CHUNK_ID_MAX; else see job_properties.py
 CHUNK_ID_MAX = (1 << 24) - 1
+
+STAMPED = 1 << 31    # bit of `key_hash`, which is a stamp then
+HASH_BITS = 16       # of a stamp, and of the hashes by which entries are dispatched
+_HASH_MAX = (1 << HASH_BITS) - 1
+_WIDTH_MAX = (1 << 15) - 1
 
 RUN_MIN = 32                   # frames; a shorter run costs less in the library
 
@@ -114,17 +120,35 @@ def read_one(command: api.CommandSend, entry: bytes, *, reads_positions: bool = 
         flags |= IS_CHUNK | min(max(metadata.chunk_id, 0), CHUNK_ID_MAX) << CHUNK_ID
         if metadata.chunk_id + 1 >= metadata.num_chunks_from_msg > 0:
             flags |= IS_LAST_CHUNK
+    elif metadata.properties:
+        flags |= job_properties.flags_of_one(metadata.properties)
     key = _key(metadata)
     if key is not None:
         flags |= HAS_KEY
     sticky = key if key is not None or not flags & IS_CHUNK else _key_of_chunk(metadata)
     key_hash = 0 if sticky is None else mmh3_32_uintdigest(sticky) & 0x7FFFFFFF
+    if metadata.HasField("entry_hash_min") and not flags & IS_CHUNK:
+        lowest = metadata.entry_hash_min
+        key_hash = stamp(lowest, metadata.entry_hash_max if metadata.HasField("entry_hash_max") else lowest, key_hash)
     messages = max(1, metadata.num_messages_in_batch)
     if metadata.HasField("marker_type"):
         messages, flags = 0, flags & ~IS_BATCH | IS_MARKER
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, position + 1,
             0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, transaction,
             len(entry), messages, key_hash, flags, checksum, 0)
+
+
+def stamp(lowest: int, highest: int, key_hash: int) -> int:
+    """Return the value for `key_hash` of an entry whose client names the lowest and highest hash of its messages' keys.
+
+    key_hash: the value without them, which stays if they are no 16-bit numbers in their order.
+
+        bit 31     30 .. 16                        15 .. 0
+        STAMPED    highest - lowest, at most 2^15  lowest
+    """
+    if not lowest <= highest <= _HASH_MAX:
+        return key_hash
+    return STAMPED | min(highest - lowest, _WIDTH_MAX) << HASH_BITS | lowest
 
 
 def _transaction(command: api.CommandSend) -> int:
@@ -319,6 +343,7 @@ _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highe
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
 _PRODUCER_NAME = 1 << 3 | 2
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
+_STAMP = 33 << 3
 _PROPERTY, _PROPERTY_KEY, _PROPERTY_VALUE = 4 << 3 | 2, 1 << 3 | 2, 2 << 3 | 2
 _POWERS = np.array([10 ** digit for digit in reversed(range(13))], np.uint64)
 
@@ -379,10 +404,10 @@ def _position(frame: bytes, at: int, end: int) -> tuple[int, int, int]:
 def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
     """Return where a plain key's bytes are in the metadata, or None.
 
-    Frames of one layout may have different plain keys of one length.  An ordering key or a key in base64 must be equal
-    in all of them.
+    Frames of one layout may have different plain keys of one length.  An ordering key, a key in base64 or a key beside
+    a stamp must be equal in all of them.
     """
     plain = _PARTITION_KEY in metadata and _ORDERING_KEY not in metadata and _KEY_IS_BASE64 not in metadata
-    if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
+    if plain and _STAMP not in metadata and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
         return metadata[_PARTITION_KEY]
     return None

@@ -12,12 +12,16 @@ Start with `owner/` (a pass), then `topics/` (one partition), `ledgers/` and `cu
     catalogue/     tenants, namespaces, topics, policies: SQLite
     schemas/       versions of schemas and their compatibility
     delayed/       the index of messages that wait for their time
-    topics/        partitions, subscriptions, producers: publish and acknowledge
+    filters/       the language of subscriptions' filters, and what it says about entries
+    topics/        partitions, subscriptions, producers, and the plan of what is published
     dispatch/      one dispatcher for each subscription type
+    open_topics/   tables of an owner: decisions of the pass, sessions, disk space; ACKs -> cursors
     statistics/    counters of topics and their clients, as rates
     transactions/  coordinators of transactions, and their part in partitions
+    scalable/      segments of topics, and the stream consumers that share them
     commands/      PRODUCER, SUBSCRIBE, SEEK and the other commands that change a partition
     enforcement/   what policies demand: quotas, time to live, retention, rates
+    recurring/     schedules that publish messages at planned times
     upkeep/        what an owner does by itself: disk space, memory, compacted views, backups
     admin/         answers to administration
     owner/         the pass, the process, recovery after a crash

@@ -35,6 +35,13 @@ class CorruptFile(Exception):
         super().__init__(f"{path}: at byte {offset}: expected {expected}, found {found}")
 
 
+class LostFiles(CorruptFile):
+    """A partition that has been stored has no ledger any more: its folder was removed, or what was in it."""
+
+    def __init__(self, path: Path, name: object):
+        Exception.__init__(self, f"{path}: the files of {name} are missing, and its messages with them")
+
+
 def is_full(error: BaseException) -> bool:
     """Whether the error means that there is no room, which may come back."""
     return isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in _FULL)

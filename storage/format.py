@@ -61,6 +61,7 @@ what it added.
     Version 1: the first one.  Folders without a number are older, and are upgraded.
     Version 2: transactions.  Older programs would deliver messages that are not committed, and forget pending
         acknowledgements.
+    Version 3: scalable topics.  Older programs do not know the catalogue's layouts, nor the names of segments.
 """
 import struct
 from pathlib import Path
@@ -73,7 +74,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import Rows, as_words, struct_of
 
 VERSION = 2
-FOLDER_VERSION = 2
+FOLDER_VERSION = 3
 LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
 SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the last byte of WINDOW_MAGIC is a version
@@ -226,7 +227,7 @@ RECORD_HEADER = np.dtype([
     ("synced", "<u8"),               # number of the last record synced before this one was written; version 1: 0
     ("reserved", "V8"),
 ])
-_RECORD_HEADER = struct.Struct("<IIQQQIIIIQ8x")
+_RECORD_HEADER, _CHECKSUM = struct.Struct("<IIQQQIIIIQ8x"), struct.Struct("<I")
 CHECKED_FROM = 8                     # offset in a record's header from which its checksums cover it
 
 GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
@@ -241,6 +242,7 @@ SOURCE = np.dtype("<u4")             # per row: offset of its entry in the recor
 #   ACKNOWLEDGED          | kind   .             subscription_id  partition_id  ledger_id    first_entry  more_entries
 #   CURSOR_RESET          | kind   .             subscription_id  partition_id  ledger_id    entry_id     since
 #   SUBSCRIPTION_DELETED  | kind   .             subscription_id  partition_id  .            .            .
+#   CURSOR_REPLACED       | kind   .             subscription_id  partition_id  other        .            since
 #   PART_ACKNOWLEDGED     | kind   word_number   subscription_id  partition_id  ledger_id    entry_id     word
 #   REDELIVERED, DIED     | kind   count         subscription_id  partition_id  ledger_id    first_entry  more_entries
 #   TOTAL                 | kind   reason        subscription_id  partition_id  .            .            messages
@@ -289,6 +291,7 @@ TRANSACTION_ACK_UP_TO = 22 # ... all entries up to this position
 TRANSACTION_ACK_PART = 23  # ... 32 messages of a batch, a bit each, 1 = acknowledged by the transaction
 TRANSACTION_ENDED = 24     # everything of the transaction is applied, or undone, in this partition
 MISSED = 25                # a gap in a producer's sequence ids begins at this one; count 0: no gap begins there
+CURSOR_REPLACED = 26       # the subscription's cursor is from now on the other one, of which this is the last op
 
 LEDGER_OPENED_OP = np.dtype([
     ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
@@ -332,6 +335,10 @@ CHUNKED_OP = np.dtype([
     ("sequence_id", "<i8"), ("producer_b", "<i8")])
 SUBSCRIPTION_OP = np.dtype([         # SUBSCRIPTION_DELETED
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V24")])
+CURSOR_REPLACED_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"),
+    ("other", "<i8"),                # id of the cursor
+    ("unused", "V8"), ("since", "<i8")])
 TYPE_CHANGED_OP = np.dtype([
     ("kind_and_type", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V24")])
 PARTITION_OP = np.dtype([            # SEQUENCES_FORGOTTEN, PARTITION_DELETED, DELAYED
@@ -376,6 +383,7 @@ TRANSACTION_ENDED_OP = np.dtype([
 OPS = {
     LEDGER_OPENED: LEDGER_OPENED_OP, LEDGER_DELETED: LEDGER_DELETED_OP, MARK_DELETE: MARK_DELETE_OP,
     ACKNOWLEDGED: ACKNOWLEDGED_OP, CURSOR_RESET: CURSOR_RESET_OP, SUBSCRIPTION_DELETED: SUBSCRIPTION_OP,
+    CURSOR_REPLACED: CURSOR_REPLACED_OP,
     PART_ACKNOWLEDGED: PART_ACKNOWLEDGED_OP, REDELIVERED: COUNTED_OP, DIED: COUNTED_OP, TOTAL: TOTAL_OP,
     PRODUCED: PRODUCED_OP, CHUNKED: CHUNKED_OP, SEQUENCES_FORGOTTEN: PARTITION_OP, PARTITION_DELETED: PARTITION_OP,
     DELAYED: PARTITION_OP, TYPE_CHANGED: TYPE_CHANGED_OP, MISSED: MISSED_OP,
@@ -460,13 +468,17 @@ def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
     return out.tobytes()
 
 
-def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int,
-                  checksum: int = 0, tables: int = 0) -> bytes:
-    """Return the bytes of a RECORD_HEADER.
+def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int) -> bytes:
+    """Return the bytes of a RECORD_HEADER without its two checksums.
 
     Every pass makes one, so it is packed with struct: numpy would be too slow.
     """
-    return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
+    return _RECORD_HEADER.pack(RECORD_MAGIC, 0, segment, number, size, groups, rows, ops, 0, synced)
+
+
+def with_checksums(header: bytes, checksum: int, tables: int) -> bytes:
+    """Return the bytes of a RECORD_HEADER with its fields `checksum` and `tables`."""
+    return b"".join((header[:4], _CHECKSUM.pack(checksum), header[8:44], _CHECKSUM.pack(tables), header[48:]))
 
 
 def checked_header(dtype: np.dtype[np.void], **fields: Any) -> bytes:

@@ -30,6 +30,7 @@ class StorageOptions:
     auto_create_partitions: int = 0           # partitions of topics created so; 0: they are not partitioned
     non_persistent_topics: bool = True        # non-persistent topics may be used
     discovery_grace_s: int = 120              # a new topic keeps all messages so long for consumers that discover it
+    stream_consumer_grace_s: int = 60         # a stream consumer keeps its segments so long after its connection's end
     auto_create_subscriptions: bool = True    # a subscription is created at its first use
     force_delete_namespaces: bool = False     # force=true deletes a namespace with all its topics
     force_delete_tenants: bool = False        # force=true deletes a tenant with all its namespaces, if both are allowed
@@ -58,6 +59,7 @@ class StorageOptions:
     retention_s: int = 0                      # acknowledged ledgers are kept so long; -1: for ever; 0: they are deleted
     retention_bytes: int = 0                  # ... while their partition is no larger; -1: no limit; 0: they go at once
     message_ttl_s: int = 0                    # messages that were not acknowledged in this time expire
+    own_message_ttl: bool = False             # messages expire after the time of their property geminga.ttl
     backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no limit
     backlog_quota_age_s: int = -1             # age of the oldest message of a backlog; -1: no limit
     backlog_quota_check: bool = True          # False: no quota is enforced, wherever it was set
@@ -69,18 +71,22 @@ class StorageOptions:
     max_topics_per_namespace: int = 0         # each partition counts
     max_same_address_producers_per_topic: int = 0     # of a partition at a time, from one address
     max_same_address_consumers_per_topic: int = 0
+    deleted_retention_s: int = 0              # deleted topics and cleared backlogs can be taken back for so long
     delete_inactive_topics: bool = False      # unused topics are deleted
     inactive_topic_s: int = 60                # an unused topic is deleted after so long
     inactive_topic_mode: str = "delete_when_no_subscriptions"    # or "delete_when_subscriptions_caught_up"
     subscription_types: tuple[str, ...] = ("Exclusive", "Failover", "Key_Shared", "Shared")      # that may be used
     encryption_required: bool = False         # unencrypted messages are refused
     subscription_expiration_s: int = 0        # an unused subscription is deleted after so long
+    subscription_filters: bool = False        # subscriptions may have a filter for their consumers' messages
     deduplication: bool = False               # a message that a producer sends again is not stored again
     delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message when it is due, not before
     delayed_delivery_tick_ms: int = 1_000     # precision of delivery times
     delayed_delivery_window_ms: int = 300_000        # delivery times that share a file of the delayed index
     delayed_delivery_max_ms: int = 0          # messages with a longer delay are refused
     delayed_delivery_fixed_ms: int = 0        # every message's delay, whatever its producer asks for; 0: as it asks
+    message_priority: bool = False            # Shared consumers get messages with a higher geminga.priority first
+    message_priority_ageing_s: int = 0        # what has waited so long goes first, whatever its priority; 0: nothing
     compaction_threshold_bytes: int = 0       # so much that is new has a partition compacted; 0: only nights compact it
     compaction_order: str = "position"        # the message of a key that stays: "position" the last, or by "event_time"
     export: str = "none"                      # content that nights export as tables: "none", "messages" or "compacted"
@@ -99,6 +105,27 @@ class StorageOptions:
     dispatch_relative_to_publish: bool = False       # dispatch rates come on top of what is published in the same time
     subscribes_per_consumer: int = 0          # how often a consumer may subscribe to a topic in a period
     subscribe_period_s: int = 30              # that period
+
+    # -- segments of scalable topics, which split and merge by themselves
+    scale_automatically: bool = True          # False: only commands split and merge them
+    scale_segments_max: int = 64              # of a topic that take messages
+    scale_segments_min: int = 1
+    scale_merges_max: int = 10                # of which a segment may have come
+    scale_split_cooldown_s: int = 60          # between two splits of a topic
+    scale_merge_cooldown_s: int = 300         # between two merges of a topic
+    scale_merge_window_s: int = 300           # for which segments that are merged have carried little
+    scale_rebucket_cooldown_s: int = 60       # between two changes of the buckets of a topic
+    scale_split_for_consumers_messages: int = 1_000  # a second; a segment that carries less gets buckets for consumers
+    scale_split_messages_in: int = 10_000     # a second that are published to a segment; above, it is split
+    scale_split_bytes_in: int = 50_000_000
+    scale_split_messages_out: int = 50_000    # a second that its consumers get
+    scale_split_bytes_out: int = 250_000_000
+    scale_merge_messages_in: int = 1_000      # a second that are published to a segment; below, it may be merged
+    scale_merge_bytes_in: int = 5_000_000
+    scale_merge_messages_out: int = 5_000
+    scale_merge_bytes_out: int = 25_000_000
+    scale_buckets_max: int = 1_024            # of a segment
+    scale_interval_s: int = 60                # between two looks at what segments carry
 
     # -- limits of the whole broker, which no policy changes
     publish_messages_per_broker: int = 0      # messages a second, to all topics together

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-_GARBAGE = 50_000            # new objects before a look for garbage; imports make many objects, and next to no garbage
+# New objects before a look for garbage.  Imports make many objects, and little garbage.  If a broker looked as seldom
+# as a short command does, garbage of its imports would leave holes in the memory that its processes share.
+_GARBAGE_OF_SHORT, _GARBAGE_OF_LONG = 50_000, 2_000
 # Heading in the list of commands: each command, with its module in geminga.supervisor.cli ("": this file) and the first
 # sentence of its help.  The list needs no module of a command, and a command only its own.
 _SECTIONS = {
@@ -24,6 +26,7 @@ _SECTIONS = {
         "produce": ("messages.produce", "Publish messages to a topic."),
         "consume": ("messages.consume", "Print the messages of topics, or of a subscription."),
         "search": ("messages.search", "Find messages by key, property, text, time or sequence id."),
+        "schedule": ("messages.schedule", "Have a topic get messages at planned times."),
         "redrive": ("messages.redrive", "Give subscriptions their dead letters back, once each."),
         "bench": ("messages.bench", "Put a load on a broker, and print rates and latencies."),
         "import": ("moving", "Copy topics of a Pulsar, or a table, to a broker."),
@@ -48,10 +51,13 @@ _SECTIONS = {
         "config": ("configuration", "Check or show a configuration."),
         "tune": ("operations", "Check settings of this host that bound a broker."),
         "admin": ("admin.commands", "Administer a broker, with the verbs of pulsar-admin."),
+        "undelete": ("undelete", "Take deleted topics and cleared backlogs back."),
         "definitions": ("definitions", "Export and import all definitions as JSON."),
     },
     "Access": {
+        "why-denied": ("views.why_denied", "Tell which grants a role lacks on a topic."),
         "context": ("access.contexts", "Name brokers, and choose the one that commands talk to."),
+        "login": ("access.login", "Sign in at an issuer, for a context."),
         "secure": ("access.secure", "Set up TLS, tokens and authorization in one step."),
         "completion": ("", "Print a script with which a shell completes this command."),
         "help": ("", "Show the help of a command, as --help behind it does."),
@@ -67,7 +73,8 @@ _SECTIONS = {
     },
 }
 _MODULES = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
-_NAMES = {"admin": "command", "import": "bring"}      # names in the module, where they differ from the command's
+# Names in the module, where they differ from the command's.
+_NAMES = {"admin": "command", "import": "bring", "why-denied": "why_denied"}
 _SHOWN_MAX = 100      # characters of a wrong name
 _VERSION = ("--version", "-V")
 # Words of nats, rpk, redis-cli, rabbitmqctl and kafka's tools: the command that does the same.
@@ -79,7 +86,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("connections", "connection"), "clients"),
     **dict.fromkeys(("start", "run", "server", "broker"), "serve"), **dict.fromkeys(("stop", "shutdown"), "drain"),
     **dict.fromkeys(("info", "ping", "health", "report"), "status"), **dict.fromkeys(("perf", "benchmark"), "bench"),
-    **dict.fromkeys(("profile", "login"), "context"), "version": "--version"}
+    "profile": "context", "version": "--version"}
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -134,12 +141,11 @@ class _Command(Group):
 def run() -> None:
     """Run the command as a process of its own, and end that.
 
-    Looking for garbage during imports, and taking all modules apart at the end, would take a fifth of a short
-    command's time.  The broker and the night run long, and have children and threads to wait for.
+    Looking for garbage would take a fifth of the time of imports.  So would taking all modules apart at the end of a
+    short command; the broker and the night run long, and have children and threads to wait for.
     """
     is_short = sys.argv[1:2] not in (["serve"], ["nightly"])
-    if is_short:
-        gc.set_threshold(_GARBAGE)
+    gc.set_threshold(_GARBAGE_OF_SHORT if is_short else _GARBAGE_OF_LONG)
     status = main()
     if not is_short or isinstance(status, str):
         sys.exit(status)
@@ -220,12 +226,12 @@ def _print_version() -> None:
 
 def _keep_context(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
-        from geminga.supervisor.pulsar_client import target
+        from geminga.supervisor.configuration import target
         target.keep_context(context, parameter, value)
 
 
 def _complete_context(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    from geminga.supervisor.pulsar_client import target
+    from geminga.supervisor.configuration import target
     return target.complete_context(context, parameter, typed)
 
 
@@ -270,11 +276,7 @@ def serve(config: str | None, **options: str | None) -> int:
     def load() -> tuple[configuration.Config, list[str]]:
         return configuration.load(config, os.environ, given)
 
-    try:
-        loaded, notes = load()
-    except configuration.ConfigError as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 2
+    loaded, notes = load()
     if loaded.standby.of:
         from geminga.supervisor.standby import serve as standby
         if (status := standby.serve(loaded, notes)) is not None:

@@ -11,6 +11,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ PAGES = CHECKOUT / "docs/configuration.md", CHECKOUT / "docs/policies.md"
 WIDTH, WHOLE_WORDS = 120, {"break_long_words": False, "break_on_hyphens": False}
 PULSARS = {ours: theirs for theirs, (ours, _) in properties.TRANSLATED.items()}
 DEMANDS = {properties._is_on: "any value but `false`", properties._is_off: "`false`", properties._is_said: "any value",
-           properties._is_bound: "a number above 0", properties._is_foreign: "a class that is not Pulsar's"}
+           properties._is_bound: "a number above 0", properties._is_foreign: "a class that is not Pulsar's",
+           properties._is_not_disabled: "any value but `DISABLED`"}
 SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 UNITS = {"": "", "MB": ", MiB"}      # unit of a policy's value -> text, where that is not the unit's own name
 NO_BOUND = (1 << 31) - 1             # a largest value that stands for no bound
@@ -52,13 +54,22 @@ def rewritten(text: str) -> str:
 # -- configuration
 
 def completed(example: str) -> str:
-    """Return the example configuration with the keys of policies that it lacks, below the text of their policy."""
-    keys = {part.key: policy.doc for policy in TABLE.values() for part in policy.parts if part.key}
-    last = [*re.finditer(r"#\w+ = .*\n", example[:example.index("\n[", example.index("\n[storage]\n") + 1)])][-1].end()
-    new = ("\n" + "\n".join(textwrap.wrap(doc, WIDTH, initial_indent="# ", subsequent_indent="# ", **WHOLE_WORDS))
-           + f"\n#{key} = {shown(getattr(StorageOptions(), key))}\n"
-           for key, doc in keys.items() if not re.search(rf"^#{key} = ", example, re.MULTILINE))
-    return example[:last] + "".join(new) + example[last:]
+    """Return the example configuration with the keys of policies that it lacks, below the text of their policy.
+
+    A key stands behind the one before it in StorageOptions, as the example has the order of the options.
+    """
+    docs = {part.key: policy.doc for policy in TABLE.values() for part in policy.parts if part.key}
+    start = example.index("\n[storage]\n") + 1
+    storage = example[start:example.index("\n[", start)]
+    end, shown_end = start + len(storage), storage.index("\n") + 1      # where the key before ends
+    for option in fields(StorageOptions):
+        if match := re.search(rf"^#{option.name} = .*\n", storage, re.MULTILINE):
+            shown_end = match.end()
+        elif option.name in docs:
+            doc = textwrap.wrap(docs[option.name], WIDTH, initial_indent="# ", subsequent_indent="# ", **WHOLE_WORDS)
+            new = "\n".join(["", *doc, f"#{option.name} = {shown(getattr(StorageOptions(), option.name))}", ""])
+            storage, shown_end = storage[:shown_end] + new + storage[shown_end:], shown_end + len(new)
+    return example[:start] + storage + example[end:]
 
 
 def shown(value: Any) -> str:

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,12 +25,13 @@ from geminga.storage.runtime.log import log
 
 from . import fast, machine
 from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: F401 - hooks
-from .harness import Broker
+from .harness import HANG_SECONDS, Broker
 
 hypothesis.settings.register_profile("without timings", deadline=None)
 hypothesis.settings.load_profile("without timings")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
 FOLDER = pytest.StashKey[Path]()      # the folder that was made for this run
 
 
@@ -44,7 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_another_checkout()
     _keep_compiled_files()
+    _heed_interrupts()
     os.environ["XDG_CONFIG_HOME"] = os.devnull      # contexts of the developer are no matter of the tests
+    # Spark runs for seconds in a test.  Optimising its code for hours takes a third of its time on the processor.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     fast.configure(config)
     if fast.is_started_by_xdist(config):
         # xdist would choose a folder inside that of the process that started this one.  A folder beside it keeps the
@@ -102,6 +107,15 @@ def _keep_compiled_files() -> None:
     sys.dont_write_bytecode = False
 
 
+def _heed_interrupts() -> None:
+    """Take SIGINT even where a shell without job control, cron or nohup began the tests, and has it ignored.
+
+    Programs that tests start, and interrupt, would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that was started outside of the tests; no test may kill it."""
@@ -118,6 +132,19 @@ def _running_broker() -> RunningBroker | None:
     if not service_url or not http_url:
         pytest.exit("GEMINGA_TEST_SERVICE_URL and GEMINGA_TEST_HTTP_URL go together", returncode=4)
     return RunningBroker(service_url, http_url.rstrip("/"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def priority() -> Iterator[None]:
+    """Let no command that a test runs in this process give up the process's priority.
+
+    It could not be had back: all later brokers would inherit it, and hardly run beside other tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
+        patch.setattr(os, "nice", lambda increment: PRIORITY)
+        yield
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER and os.getpriority(os.PRIO_PROCESS, 0) == PRIORITY
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +192,8 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def client(own: Broker) -> Iterator[pulsar.Client]:
     """A client of the module's own broker."""
-    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    made = pulsar.Client(own.service_url, operation_timeout_seconds=HANG_SECONDS,
+                         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     yield made
     made.close()
 

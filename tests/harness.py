@@ -1,7 +1,7 @@
 """A whole broker as its user runs it: the console script, real processes, a real folder, addresses from its output.
 
     broker = Broker(data_dir)
-    broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port 0 --http-port 0
+    broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port P --http-port Q
     broker.service_url              # as printed: pulsar://127.0.0.1:PORT; there are http_url, tls_url and https_url too
     broker.kill("owner", 1)         # SIGKILL, as the kernel would
     broker.stop()                   # SIGTERM, and it must be gone in STOP_SECONDS
@@ -14,9 +14,13 @@ which the machine is not overloaded (Stopwatch).  A promise of three seconds is 
 machine, and can still be kept on a busy one.
 """
 
+import contextlib
+import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,9 +43,13 @@ COMMAND = [str(Path(sys.executable).with_name("geminga")), "serve"]
 START_SECONDS = 180
 STOP_SECONDS = 5           # as the documents promise
 GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
-POLL_SECONDS = 0.01
+POLL_SECONDS, POLL_MAX_SECONDS = 0.01, 0.1      # between the first two questions of a wait, and of a long one
 HANG_SECONDS = 180         # what takes a few seconds hangs when it takes longer, however busy the machine is
 HANG_MS = HANG_SECONDS * 1_000
+PORTS = range(20_000, 32_000)      # below those that Linux gives to outgoing connections
+# Between two messages of a load that goes on until it is stopped.  At full speed it takes the processor from what the
+# test waits for, and from all tests beside it.
+LOAD_PAUSE_SECONDS = 0.005
 
 COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web",
                 # the kernel keeps 15 characters
@@ -78,17 +86,20 @@ def _stalled_seconds() -> float | None:
     return sum(int(text.partition("total=")[2].split()[0]) for text in told) / 1e6
 
 
-def eventually(predicate: Callable[[], T], seconds: float = HANG_SECONDS, what: str = "") -> T:
+def eventually(predicate: Callable[[], T], seconds: float = HANG_SECONDS, what: str = "",
+               pause: float = POLL_SECONDS) -> T:
     """Return the first true answer of `predicate`.  Raises TimeoutError if there is none within `seconds` of a
     Stopwatch.
 
-    seconds: a time that is promised.
+    seconds: a time that is promised.  pause: seconds between the first two questions.  Pauses grow in two seconds to
+    POLL_MAX_SECONDS: a question takes milliseconds of the processor, which what the test waits for may need.
     """
     never, watch = threading.Event(), Stopwatch()
     while not (answer := predicate()):
         if watch.seconds() > seconds:
             raise TimeoutError(f"not within {seconds} s: {what or predicate}")
-        never.wait(POLL_SECONDS)
+        never.wait(pause)
+        pause = max(pause, min(pause * 1.05, POLL_MAX_SECONDS))
     return answer
 
 
@@ -112,8 +123,22 @@ def request(method: str, url: str, body: bytes | None = None, **fields: str) -> 
             return refused.code, refused.read().decode()
 
 
+def free_port() -> int:
+    """Return a port that nothing uses now, and no outgoing connection later, while its broker is stopped."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+
+
+def path_of(topic: str) -> str:
+    """Return a topic's full name as paths of REST have it."""
+    return topic.replace("://", "/")
+
+
 def partitions_url(http_url: str, topic: str) -> str:
-    return f"{http_url}/admin/v2/{topic.replace('://', '/')}/partitions"
+    return f"{http_url}/admin/v2/{path_of(topic)}/partitions"
 
 
 def partitioned_topic(http_url: str, partitions: int, hint: str = "parted") -> str:
@@ -127,7 +152,7 @@ def partitioned_topic(http_url: str, partitions: int, hint: str = "parted") -> s
 class Broker:
     """One `geminga serve` on one data folder, which can be started again after it stopped or was killed.
 
-    The first start chooses free ports.  Later starts ask for the same ports, as clients remember them.
+    The first start chooses ports.  Later starts ask for the same ports, as clients remember them.
     """
 
     def __init__(self, data_dir: Path, *options: str) -> None:
@@ -219,8 +244,9 @@ class Broker:
         return found
 
     def child(self, role: str, index: int = 0) -> int | None:
-        """Return the process id of one child; None while there is none."""
-        return self.children().get(COMM_OF_ROLE[role].format(index))
+        """Return the process id of one child; None while there is none.  Tests ask this again and again."""
+        name = COMM_OF_ROLE[role].format(index)
+        return next((pid for pid in _children(self.pid) if _comm(pid) == name), None)
 
     def kill(self, role: str, index: int = 0) -> int:
         """Kill one child without notice, as the kernel would, and return the process id it had."""
@@ -291,13 +317,25 @@ class Broker:
 
 
 def _port_of(url: str) -> str:
-    return url.rpartition(":")[2] or "0"
+    """Return the port of an address, another one if there is no address yet."""
+    return url.rpartition(":")[2] or str(free_port())
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
+        return []
+
+
+def _children(pid: int) -> list[int]:
+    """Return the process ids of a process's children.  psutil would read the files of all processes of the host."""
+    if not Path("/proc/thread-self/children").exists():      # a kernel that was built without it
+        return [child.pid for child in _descendants(pid)]
+    try:
+        return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children")
+                for child in file.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):      # it, or a thread of it, has just ended
         return []
 
 
@@ -346,4 +384,20 @@ def messages_of(client: pulsar.Client, topic: str, **reading: object) -> list[pu
     while reader.has_message_available():
         found.append(reader.read_next(HANG_MS))
     reader.close()
+    return found
+
+
+def left_for(broker: Broker, consumer: pulsar.Consumer) -> list[pulsar.Message]:
+    """Return all messages that a subscription has left, as its only consumer gets them.
+
+    The broker says how many there are: on a slow machine a pause of the deliveries is not their end.
+    """
+    place = f"{broker.http_url}/admin/v2/{path_of(consumer.topic())}"
+    status, text = request("GET", f"{place}/stats")
+    if status == 404:
+        status, text = request("GET", f"{place}/partitioned-stats")
+    count = json.loads(text)["subscriptions"][consumer.subscription_name()]["msgBacklog"]
+    found = [consumer.receive(HANG_MS) for _ in range(count)]
+    with contextlib.suppress(pulsar.Timeout):
+        raise AssertionError(f"more than {count} messages: {consumer.receive(100)}")
     return found

@@ -54,12 +54,16 @@ class Relay:
         data = b""
         with suppress(OSError):
             data = one.recv(1 << 16)
-            other.sendall(data)
+            other.sendall(self._changed(one, data))
         if not data:
             for end in (one, other):
-                with suppress(KeyError):
+                with suppress(KeyError, ValueError):      # both ends of a connection have ended at once
                     self._selector.unregister(end)
                 end.close()
+
+    def _changed(self, one: socket.socket, data: bytes) -> bytes:
+        """Return the bytes to pass on instead of those that came from a socket."""
+        return data
 
     def _close(self) -> None:
         for key in list(self._selector.get_map().values()):

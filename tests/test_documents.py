@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from geminga.proto import names as proto_names
+from geminga.proto.job_properties import PRIORITY_PROPERTY, TTL_PROPERTY
 from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.commands.consumers import QUARANTINE
+from geminga.storage.filters.sieve import FILTER
 from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
@@ -58,6 +62,13 @@ def test_the_page_of_the_configuration_has_every_key_and_every_key_of_pulsars_th
     shown = re.findall(r"^- \*\*`(\w+) = ", text, re.MULTILINE)
     assert shown == [key.rpartition(".")[2] for key in KEYS]
     assert [name for name in [*TRANSLATED, *SPECIAL, *REFUSED, *UNMET] if f"`{name}`" not in text] == []
+
+
+def test_the_page_of_job_queues_has_every_property_that_the_broker_reads_or_writes():
+    known = {PRIORITY_PROPERTY, TTL_PROPERTY, FILTER, QUARANTINE, *proto_names.DEAD_LETTER_PROPERTIES,
+             proto_names.REDRIVEN_FROM, proto_names.ONLY_FOR, proto_names.SCHEDULE, proto_names.SCHEDULED_FOR}
+    text = (ROOT / "docs/job-queues.md").read_text()
+    assert set(re.findall(r"^\| `(geminga\.[a-z.-]+)` \|", text, re.MULTILINE)) == known
 
 
 def test_the_page_of_policies_has_every_policy():

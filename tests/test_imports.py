@@ -65,12 +65,14 @@ def test_a_layer_is_imported_by_its_installed_name():
 # The rooms of a layer, from the ground up; "" is the layer's own folder.  Each may use itself and those before it.
 ROOMS = {
     "proto": ("",),
-    "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
-                "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "tables",
-                "offline", "standby"),
-    "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tables", "tasks",
-                   "replication", "admin", "console", "web", "rest_messages", "processes", "standby", "cli", "main.py"),
-    "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
+    "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "filters",
+                "topics", "dispatch",
+                "open_topics", "statistics", "transactions", "scalable", "commands", "enforcement", "recurring",
+                "upkeep", "admin", "owner", "jobs", "tables", "offline", "standby"),
+    "supervisor": ("", "host", "configuration", "wording", "load", "tables", "tasks", "admin", "console", "processes",
+                   "standby", "cli", "main.py"),
+    "workers": ("", "identity", "ports", "owners", "directory", "clients", "process", "pulsar_client", "messages",
+                "dead_letters", "replication", "web", "http_messages"),
 }
 
 

@@ -134,7 +134,7 @@ def test_every_line_of_the_synopsis_names_a_command_and_options_that_are_there()
     lines = re.findall(r"^    geminga (.*)$", synopsis(), re.MULTILINE)
     assert len(lines) > 20
     for line in lines:
-        *group, last = re.match(r"[a-z ]+(\|[a-z|]+)?", line)[0].split()
+        *group, last = re.match(r"[a-z]+(?:[ -][a-z]+)*(\|[a-z|]+)?", line)[0].split()
         options = set()
         for name in last.split("|"):
             context, rest = found([*group, name])
@@ -161,7 +161,7 @@ def options_of(context):
 def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script():
     known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # an option of journalctl
     scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", ROOT / "tests/interpreters.py",
-               *(ROOT / "tests/bench").glob("*.py")]
+               *(ROOT / "tests/bench").glob("*.py"), *(ROOT / "tests/lab").glob("*.py")]
     known |= {f"--{word}" for path in scripts
               for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
     wrong = [(page.name, option) for page in [*PAGES, *DOCUMENTS]

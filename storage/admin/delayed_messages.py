@@ -10,7 +10,6 @@ import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.questions import Cancel, DelayedMessages, GetDelayed, Reschedule
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import SKIPPED
@@ -20,32 +19,37 @@ from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.position import Position
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.durability import Durability
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.topics.partition import Partition
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 
 _HOUR_MS = 3_600_000
 _NOTHING = DelayedMessages(waiting=0, next_due_ms=None, windows=0, index_bytes=0, memory_bytes=0, rows=[])
 
 
-def _index_of(owner: AdministeredOwner, partition: Partition) -> DelayedIndex | None:
+def _index_of(decisions: Decisions, schedules: DelayedScheduler, partition: Partition) -> DelayedIndex | None:
     """Return the partition's delayed index, advanced to now; None without an index or with delayed delivery off."""
     if partition.schedule is None or not partition.policies.delayed_delivery:
         return None
-    owner.schedules.complete(partition, owner.now_ms)
-    if owner.schedules.advance(partition, owner.now_ms):
-        owner.wake(partition)
+    schedules.complete(partition, decisions.now_ms)
+    if schedules.advance(partition, decisions.now_ms):
+        decisions.wake(partition)
     return partition.schedule
 
 
-def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
+def delayed(decisions: Decisions, topics: TopicTable, schedules: DelayedScheduler,
+            question: GetDelayed) -> DelayedMessages:
     """Count waiting delayed entries, and list those due in [first_ms, end_ms).
 
     The list has a row for each window of the index, each hour, or each entry. Hours and windows that reach into the
     range are counted as a whole.
     """
-    partition = stored(owner, question.topic)
-    index = _index_of(owner, partition)
+    partition = stored(topics, question.topic)
+    index = _index_of(decisions, schedules, partition)
     if index is None:
         return _NOTHING
     try:
@@ -53,8 +57,8 @@ def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
         rows = _rows(partition, index, question)
     except CorruptFile as error:
         index.rebuild(str(error))
-        owner.schedules.look(partition)
-        owner.wake(partition)
+        schedules.look(partition)
+        decisions.wake(partition)
         why = "The index of delayed messages was damaged, and is rebuilt; ask again"
         raise Refusal(api.ServiceNotReady, why) from error
     return DelayedMessages(partition.delayed, due[0][0] if due else None, index.windows, index.store.files.size,
@@ -103,15 +107,15 @@ def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: 
     by_ledger: dict[int, list[int]] = defaultdict(list)
     for _, ledger_id, entry_id in due:
         by_ledger[ledger_id].append(entry_id)
-    known: dict[Position, tuple[int, int, int]] = {}
+    columns_of: dict[Position, tuple[int, int, int]] = {}
     for ledger_id, entries in by_ledger.items():
         ledger = partition.find(ledger_id)
         assert ledger is not None, ledger_id      # the index forgets a ledger before it is deleted
         columns = (ledger.column(name)[entries].tolist() for name in ("publish_time", "messages", "size"))
-        known |= zip(((ledger_id, entry_id) for entry_id in entries), zip(*columns, strict=True), strict=True)
+        columns_of |= zip(((ledger_id, entry_id) for entry_id in entries), zip(*columns, strict=True), strict=True)
     rows: list[dict[str, object]] = []
     for due_ms, ledger_id, entry_id in due:
-        published_ms, messages, size = known[ledger_id, entry_id]
+        published_ms, messages, size = columns_of[ledger_id, entry_id]
         rows.append({"id": f"{ledger_id}:{entry_id}", "partition": partition.name.partition, "deliver_at": due_ms,
                      "publish_time": published_ms, "messages": messages, "bytes": size})
     return rows
@@ -123,56 +127,51 @@ def _next_due(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: 
     asked = at_most
     while True:
         due = reports.next_due(index, first_ms, end_ms, asked)
-        left = [one for one in due if not partition.discarded.is_acknowledged(*one[1:])]
-        if len(left) >= at_most or len(due) < asked:
-            return left[:at_most]
+        kept = [row for row in due if not partition.discarded.is_acknowledged(*row[1:])]
+        if len(kept) >= at_most or len(due) < asked:
+            return kept[:at_most]
         asked *= 2
 
 
-def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -> bool | None:
+def _waits(decisions: Decisions, schedules: DelayedScheduler, partition: Partition, position: Position) -> bool | None:
     """Return whether the entry waits for its delivery time; None if it does not exist."""
-    ledger, index = partition.find(position[0]), _index_of(owner, partition)
+    ledger, index = partition.find(position[0]), _index_of(decisions, schedules, partition)
     if ledger is None or position[1] >= ledger.entries:
         return None
     return index is not None and index.time_of(*position) is not None \
         and not partition.discarded.is_acknowledged(*position)
 
 
-def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:
-    """Cancel a delayed entry for all subscriptions, also for new ones and after a seek.
-
-    Returns False if the entry does not wait for its delivery time, None if it does not exist.
-    """
-    partition, (ledger_id, entry_id) = stored(owner, question.topic), question.position
-    if waits := _waits(owner, partition, question.position):
+def cancel(decisions: Decisions, topics: TopicTable, durability: Durability, schedules: DelayedScheduler,
+           question: Cancel) -> bool | None:
+    partition, (ledger_id, entry_id) = stored(topics, question.topic), question.position
+    if waits := _waits(decisions, schedules, partition, question.position):
         entries, ledger = np.array([entry_id]), partition.find(ledger_id)
         assert ledger is not None, question
         for subscription in partition.subscriptions.values():
-            acknowledge.move(owner, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
+            acknowledge.move(decisions, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
         partition.discarded.acknowledge(ledger, entries)
-        owner.note_many(partition, journal_ops.acknowledged(
+        decisions.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger_id, entries))
         # After a kill between the two steps the entry falls due, and no consumer gets it. In the other order it would
         # never fall due, and stay in all backlogs for ever.
-        owner.commit()
-        _amend(owner, partition, question.position, None)
+        durability.commit_and_sync()
+        _amend(decisions, schedules, partition, question.position, None)
     return waits
 
 
-def reschedule(owner: AdministeredOwner, question: Reschedule) -> bool | None:
-    """Give a delayed entry another delivery time; a past one means now.
-
-    Returns False if the entry does not wait for its delivery time, None if it does not exist.
-    """
-    partition = stored(owner, question.topic)
-    if waits := _waits(owner, partition, question.position):
-        _amend(owner, partition, question.position, max(question.deliver_at_ms, owner.now_ms))
+def reschedule(decisions: Decisions, topics: TopicTable, schedules: DelayedScheduler,
+               question: Reschedule) -> bool | None:
+    partition = stored(topics, question.topic)
+    if waits := _waits(decisions, schedules, partition, question.position):
+        _amend(decisions, schedules, partition, question.position, max(question.deliver_at_ms, decisions.now_ms))
     return waits
 
 
-def _amend(owner: AdministeredOwner, partition: Partition, position: Position, deliver_at_ms: int | None) -> None:
+def _amend(decisions: Decisions, schedules: DelayedScheduler, partition: Partition, position: Position,
+           deliver_at_ms: int | None) -> None:
     """Change the delivery time of a delayed entry, None to cancel it.  The change is on disk when this returns."""
     assert partition.schedule is not None, partition
     partition.schedule.amend(*position, deliver_at_ms)
-    owner.schedules.look(partition)
-    owner.wake(partition)
+    schedules.look(partition)
+    decisions.wake(partition)

@@ -129,9 +129,12 @@ class SubscriptionFigures:
     hashes_cleared: int
     is_sticky: bool | None         # whether consumers choose their hashes; None unless Key_Shared with consumers
     active_consumer: str | None    # of Exclusive and Failover
+    accepted: int                  # messages that matched the filter, since the topic was opened; 0 without a filter
+    rejected: int                  # messages that did not
     throttled: list[int]           # how often each rate throttled it, in the order of columns.THROTTLED
     properties: dict[str, str]
     messages: dict[str, int] | None      # account of all messages since its beginning; None for non-persistent topics
+    waiting: dict[str, int]        # priority -> entries that wait; {} if they are not delivered by priority
     consumers: list[ConsumerFigures]
 
 

@@ -9,25 +9,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGES_MAX
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.context import AdministeredOwner
-from geminga.storage.admin.questions import (
-    Analyze,
-    Backlog,
-    BytesBehind,
-    Clear,
-    Examine,
-    Expire,
-    FindByIndex,
-    FindByTime,
-    GetEntry,
-    GetLastMessage,
-    LastMessage,
-    Peek,
-    Place,
-    Reset,
-    Skip,
-    StoredEntry,
-)
+from geminga.storage.admin import questions
 from geminga.storage.admin.table_questions import GetPage, StoredPage
 from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import cursor_of, has_subscription, stored, subscription_of
@@ -37,8 +19,13 @@ from geminga.storage.enforcement.message_ttl import published
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.ledgers.position import Position, entries_up_to
 from geminga.storage.ledgers.readable import StoredLedger
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.open_topics import acknowledge, cleared_backlogs
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.disk_space import DiskSpace
+from geminga.storage.open_topics.durability import Durability
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 
@@ -46,9 +33,8 @@ _STRETCH = 1 << 16           # entries of a ledger that are looked at together
 
 # -- moving a subscription
 
-def clear(owner: AdministeredOwner, question: Clear) -> None:
-    """Acknowledge the whole backlog of one subscription or replication cursor, or of all subscriptions."""
-    partition, name = stored(owner, question.topic), question.subscription
+def clear(decisions: Decisions, topics: TopicTable, space: DiskSpace, question: questions.Clear) -> None:
+    partition, name = stored(topics, question.topic), question.subscription
     if name is None:
         chosen = _all(partition)
     elif question.everywhere and not has_subscription(partition, name):
@@ -56,7 +42,22 @@ def clear(owner: AdministeredOwner, question: Clear) -> None:
     else:
         chosen = [cursor_of(partition, name)]
     for subscription in chosen:
-        acknowledge.skip_to(owner, subscription, partition.last_confirmed)
+        cleared_backlogs.keep(decisions, topics.catalogue, space, subscription, partition.last_confirmed,
+                              asked_ms=question.asked_ms)
+        acknowledge.skip_to(decisions, subscription, partition.last_confirmed)
+
+
+def take_backlog_back(decisions: Decisions, clients: Clients, topics: TopicTable, durability: Durability,
+                      question: questions.TakeBacklogBack) -> int | None:
+    subscription = subscription_of(stored(topics, question.topic), question.subscription)
+    if not (backlogs := cleared_backlogs.find(subscription, question.number)):
+        return None
+    subscriptions.close_consumers(decisions, clients, subscription)
+    messages = sum(cleared_backlogs.take_back(decisions, topics.catalogue, subscription, one) for one in backlogs)
+    durability.commit_and_sync()      # a row that is deleted first would leave a killed owner with neither cursor
+    for one in backlogs:
+        topics.catalogue.kept_topics.forget_cursor(one.row)
+    return messages
 
 
 def _all(partition: Partition) -> list[Subscription]:
@@ -65,15 +66,15 @@ def _all(partition: Partition) -> list[Subscription]:
     Requests about all subscriptions need the right to consume only, which does not include giving up what another
     cluster does not have yet.
     """
-    return [one for one in partition.subscriptions.values() if one.remote is None]
+    return [subscription for subscription in partition.subscriptions.values() if subscription.remote is None]
 
 
-def skip(owner: AdministeredOwner, question: Skip) -> None:
-    """Acknowledge a number of unacknowledged entries from the first one on, or all if there are fewer."""
-    partition = stored(owner, question.topic)
+def skip(decisions: Decisions, topics: TopicTable, space: DiskSpace, question: questions.Skip) -> None:
+    partition = stored(topics, question.topic)
     subscription = cursor_of(partition, question.subscription)
     end = _nth(partition, subscription.cursor, question.entries) or partition.last_confirmed
-    acknowledge.skip_to(owner, subscription, end)
+    cleared_backlogs.keep(decisions, topics.catalogue, space, subscription, end, asked_ms=0)
+    acknowledge.skip_to(decisions, subscription, end)
 
 
 def _nth(partition: Partition, cursor: Cursor, number: int) -> Position | None:
@@ -86,23 +87,25 @@ def _nth(partition: Partition, cursor: Cursor, number: int) -> Position | None:
     return None
 
 
-def reset(owner: AdministeredOwner, question: Reset) -> None:
-    """Reset a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
-    partition = stored(owner, question.topic)
+def reset(decisions: Decisions, clients: Clients, topics: TopicTable, space: DiskSpace,
+          question: questions.Reset) -> None:
+    partition, start = stored(topics, question.topic), None
     subscription = subscription_of(partition, question.subscription)
-    subscriptions.close_consumers(owner, subscription)
     if question.time_ms is not None:
         mark_delete = partition.mark_delete_before_time(question.time_ms)
-        subscriptions.reset_subscription(owner, subscription, mark_delete)
     else:
         assert question.position is not None, question
-        position, words = start_of(partition, question.position, question)
-        subscriptions.reset_subscription(owner, subscription, partition.mark_delete_before(position))
-        acknowledge.begin_within(owner, subscription, position, words)
-    owner.answer_needs_sync()
+        start = start_of(partition, question.position, question)
+        mark_delete = partition.mark_delete_before(start[0])
+    cleared_backlogs.keep(decisions, topics.catalogue, space, subscription, mark_delete, asked_ms=question.asked_ms)
+    subscriptions.close_consumers(decisions, clients, subscription)
+    subscriptions.reset_subscription(decisions, subscription, mark_delete)
+    if start is not None:
+        acknowledge.begin_within(decisions, subscription, *start)
+    decisions.answer_needs_sync()
 
 
-def start_of(partition: Partition, position: Position, place: Place) -> tuple[Position, list[int]]:
+def start_of(partition: Partition, position: Position, place: questions.TopicPlace) -> tuple[Position, list[int]]:
     """Return the first entry that a cursor reset to `place` delivers, and which of its messages.
 
     position: that of the place, or a default.  Returns (entry, ack-set words of the messages, [] for all of them).
@@ -116,12 +119,12 @@ def start_of(partition: Partition, position: Position, place: Place) -> tuple[Po
     return (position[0], position[1] + place.behind), []
 
 
-def expire(owner: AdministeredOwner, question: Expire) -> int | None:
+def expire(decisions: Decisions, topics: TopicTable, question: questions.Expire) -> int | None:
     """Expire messages of one subscription, or of all: by their age in seconds, or up to a position.
 
     Returns the number of expired entries, None if the position does not exist yet.
     """
-    partition, position = stored(owner, question.topic), None
+    partition, position = stored(topics, question.topic), None
     if question.position is not None:
         position = start_of(partition, question.position, question)[0]
         if position > partition.last_confirmed:
@@ -133,16 +136,16 @@ def expire(owner: AdministeredOwner, question: Expire) -> int | None:
         before = subscription.cursor.backlog(partition.ledgers)
         if position is not None:
             end = partition.mark_delete_before((position[0], position[1] + 1))
-            acknowledge.skip_to(owner, subscription, end, EXPIRED)
+            acknowledge.skip_to(decisions, subscription, end, EXPIRED)
         else:
             assert question.seconds is not None, question
-            _expire_older(owner, partition, subscription, owner.now_ms - question.seconds * 1000)
+            _expire_older(decisions, partition, subscription, decisions.now_ms - question.seconds * 1000)
         entries += before - subscription.cursor.backlog(partition.ledgers)
-    owner.counters.add("entries_expired", entries)
+    decisions.counters.add("entries_expired", entries)
     return entries
 
 
-def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: Subscription, by_ms: int) -> None:
+def _expire_older(decisions: Decisions, partition: Partition, subscription: Subscription, by_ms: int) -> None:
     """Expire a subscription's entries that were published by `by_ms`, also those that wait for their delivery time.
 
     It goes no further than the first entry of an open transaction, which may be committed yet.
@@ -154,14 +157,13 @@ def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: 
         unacknowledged = subscription.cursor.all_unacknowledged(ledger, ledger.entries)
         entries = np.intersect1d(old, unacknowledged, assume_unique=True)
         if len(entries):
-            acknowledge.move(owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
-            owner.answer_needs_sync()
-            owner.wake(partition)
+            acknowledge.move(decisions, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
+            decisions.answer_needs_sync()
+            decisions.wake(partition)
 
 
-def analyze(owner: AdministeredOwner, question: Analyze) -> Backlog:
-    """Count the backlog of a subscription, from its mark-delete position on or from another position."""
-    partition = stored(owner, question.topic)
+def analyze(topics: TopicTable, question: questions.Analyze) -> questions.Backlog:
+    partition = stored(topics, question.topic)
     cursor = subscription_of(partition, question.subscription).cursor
     start = cursor.mark_delete
     if question.position is not None:
@@ -175,19 +177,17 @@ def analyze(owner: AdministeredOwner, question: Analyze) -> Backlog:
             entries += run_end - run_first
             first, last = first or (ledger.ledger_id, run_first), (ledger.ledger_id, run_end - 1)
         messages += cursor.unacknowledged_messages(ledger, begin, ledger.entries)
-    return Backlog(entries, messages, first, last)
+    return questions.Backlog(entries, messages, first, last)
 
 
-def bytes_behind(owner: AdministeredOwner, question: BytesBehind) -> int:
-    """Return the bytes of all entries of a partition from a position on."""
-    return stored(owner, question.topic).bytes_from(question.ledger, question.entry)
+def bytes_behind(topics: TopicTable, question: questions.BytesBehind) -> int:
+    return stored(topics, question.topic).bytes_from(question.ledger, question.entry + 1)
 
 
 # -- finding messages
 
-def last_message(owner: AdministeredOwner, question: GetLastMessage) -> LastMessage:
-    """Return the id of a partition's last message, or the last position if there is no message."""
-    partition = stored(owner, question.topic)
+def last_message(topics: TopicTable, question: questions.GetLastMessage) -> questions.LastMessage:
+    partition = stored(topics, question.topic)
     ledger_id, entry_id, batch_index = partition.last_message()
     if entry_id < 0:
         ledger_id, entry_id = partition.last_confirmed
@@ -196,15 +196,11 @@ def last_message(owner: AdministeredOwner, question: GetLastMessage) -> LastMess
         ledger = partition.find(ledger_id)
         assert ledger is not None, ledger_id
         size = int(ledger.messages[entry_id])
-    return LastMessage(ledger_id, entry_id, batch_index, size)
+    return questions.LastMessage(ledger_id, entry_id, batch_index, size)
 
 
-def find_by_time(owner: AdministeredOwner, question: FindByTime) -> Position:
-    """Return the position of the first entry published at or after a time.
-
-    Without such an entry it is the position that the next entry will have.
-    """
-    partition = stored(owner, question.topic)
+def find_by_time(topics: TopicTable, question: questions.FindByTime) -> Position:
+    partition = stored(topics, question.topic)
     return _following(partition, partition.mark_delete_before_time(question.time_ms))
 
 
@@ -217,12 +213,8 @@ def _following(partition: Partition, position: Position) -> Position:
     return partition.last_confirmed[0], partition.last_confirmed[1] + 1
 
 
-def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
-    """Return the position of the entry that has the message of a given number, counted from the topic's beginning.
-
-    Raises Refusal.
-    """
-    partition, index = stored(owner, question.topic), question.index
+def find_by_index(topics: TopicTable, question: questions.FindByIndex) -> Position:
+    partition, index = stored(topics, question.topic), question.index
     for ledger in partition.ledgers:
         if ledger.entries and ledger.first_message <= index < ledger.next_message:
             numbers = ledger.column("message_index")[:ledger.entries]
@@ -233,26 +225,20 @@ def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
 
 # -- showing messages: those that a reader can get, so no marker, and none in a transaction that is open or was aborted
 
-def peek(owner: AdministeredOwner, question: Peek) -> StoredEntry:
-    """Return the n-th unacknowledged entry of a subscription.  Raises Refusal if there are fewer."""
-    partition, name = stored(owner, question.topic), question.subscription
+def peek(topics: TopicTable, question: questions.Peek) -> questions.StoredEntry:
+    partition, name = stored(topics, question.topic), question.subscription
     cursor = partition.discarded
     if has_subscription(partition, name):
         cursor = subscription_of(partition, name).cursor
     return _shown(partition, _nth(partition, cursor, question.number))
 
 
-def entry(owner: AdministeredOwner, question: GetEntry) -> StoredEntry:
-    """Return the stored entry at a position.  Raises Refusal if there is none."""
-    return _shown(stored(owner, question.topic), question.position)
+def entry(topics: TopicTable, question: questions.GetEntry) -> questions.StoredEntry:
+    return _shown(stored(topics, question.topic), question.position)
 
 
-def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
-    """Return a partition's n-th stored entry, counted from the first one forwards or from the last one backwards.
-
-    If there are fewer entries, return the last one in that direction; None if there is none.
-    """
-    partition, number = stored(owner, question.topic), max(1, question.number)
+def examine(topics: TopicTable, question: questions.Examine) -> questions.StoredEntry | None:
+    partition, number = stored(topics, question.topic), max(1, question.number)
     ledgers = partition.readable_ledgers
     end: Position | None = None
     for ledger in reversed(ledgers) if question.from_latest else ledgers:
@@ -265,14 +251,13 @@ def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
     return None if end is None else _shown(partition, end)
 
 
-def page(owner: AdministeredOwner, question: GetPage) -> StoredPage:
-    """Return stored entries in order: all, or those that a subscription has not acknowledged.  Raises Refusal."""
-    partition = stored(owner, question.topic)
+def page(topics: TopicTable, question: GetPage) -> StoredPage:
+    partition = stored(topics, question.topic)
     cursor = partition.discarded
     if question.subscription is not None:
         cursor = subscription_of(partition, question.subscription).cursor
     begin = max(question.position or EARLIEST, cursor.mark_delete)
-    found: list[StoredEntry] = []
+    shown: list[questions.StoredEntry] = []
     size, passed_entries, passed_messages, has_more = 0, 0, 0, False
     for ledger, entries in _kept(partition, cursor, begin, from_latest=question.from_latest):
         passed = entries[:max(0, question.skipped - passed_entries)]
@@ -280,20 +265,20 @@ def page(owner: AdministeredOwner, question: GetPage) -> StoredPage:
             passed_entries += len(passed)
             passed_messages += int(cursor.messages_of(ledger, passed).sum())
         for entry_id in entries[len(passed):].tolist():
-            has_more = len(found) >= question.entries_max or (size >= question.bytes_max and bool(found))
+            has_more = len(shown) >= question.entries_max or (size >= question.bytes_max and bool(shown))
             if has_more:
                 break
-            one = _shown(partition, (ledger.ledger_id, entry_id))
-            size += len(one.data) * 3 // 4
-            has_more = bool(found) and size > question.bytes_max
+            stored_entry = _shown(partition, (ledger.ledger_id, entry_id))
+            size += len(stored_entry.data) * 3 // 4
+            has_more = bool(shown) and size > question.bytes_max
             if has_more:
                 break
-            found.append(one)
+            shown.append(stored_entry)
         if has_more:
             break
     if question.from_latest:
-        found.reverse()
-    return StoredPage(found, [_left(cursor, one) for one in found], has_more, passed_entries, passed_messages)
+        shown.reverse()
+    return StoredPage(shown, [_ack_set(cursor, each) for each in shown], has_more, passed_entries, passed_messages)
 
 
 def _kept(partition: Partition, cursor: Cursor, begin: Position, *,
@@ -312,13 +297,13 @@ def _kept(partition: Partition, cursor: Cursor, begin: Position, *,
                 yield ledger, (np.flatnonzero(is_kept) + start)[::way]
 
 
-def _left(cursor: Cursor, one: StoredEntry) -> list[int]:
+def _ack_set(cursor: Cursor, stored_entry: questions.StoredEntry) -> list[int]:
     """Return the words of an ack set with the messages of an entry that a cursor has left; []: all."""
-    bits = cursor.parts.get(one.ledger, {}).get(one.entry)
-    return [] if bits is None else [bits >> at & (1 << 64) - 1 for at in range(0, bits.bit_length(), 64)]
+    bits = cursor.parts.get(stored_entry.ledger, {}).get(stored_entry.entry)
+    return [] if bits is None else [bits >> shift & (1 << 64) - 1 for shift in range(0, bits.bit_length(), 64)]
 
 
-def _shown(partition: Partition, position: Position | None) -> StoredEntry:
+def _shown(partition: Partition, position: Position | None) -> questions.StoredEntry:
     """Return the entry at a position with its stored bytes.  Raises Refusal if there is no such entry."""
     ledger = partition.find(position[0]) if position is not None else None
     if position is None or ledger is None or not 0 <= position[1] < ledger.entries or (
@@ -328,5 +313,6 @@ def _shown(partition: Partition, position: Position | None) -> StoredEntry:
     row = ledger.index[position[1]]
     with open(ledger.ledger_path, "rb", buffering=0) as file:      # a sealed ledger is not kept open
         raw = os.pread(file.fileno(), int(row["size"]), int(row["offset"]))
-    return StoredEntry(position[0], position[1], base64.b64encode(raw).decode(), timestamp=int(row["broker_time"]),
-                       index=int(row["message_index"]) + int(row["messages"]) - 1)
+    return questions.StoredEntry(
+        position[0], position[1], base64.b64encode(raw).decode(), timestamp=int(row["broker_time"]),
+        index=int(row["message_index"]) + int(row["messages"]) - 1)

@@ -47,8 +47,8 @@ def answer_type(kind: type[Question[Any]]) -> object:
     return annotation
 
 
-class PlaceFields(TypedDict, total=False):
-    """A place in a topic, as keyword arguments of the questions that are a `Place`."""
+class TopicPlaceFields(TypedDict, total=False):
+    """A place in a topic, as keyword arguments of the questions that are a `TopicPlace`."""
 
     position: Position | None
     behind: bool
@@ -56,7 +56,7 @@ class PlaceFields(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TopicPlace:
     """A place in a topic: an entry, the position behind it, or a message of a batch.
 
     (-1, -1) is the beginning of a topic, and (2**63 - 1, 2**63 - 1) its end, as clients write them.
@@ -132,7 +132,7 @@ class Subscriptions(TopicQuestion[list[str]], name="subscriptions"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscribe(TopicQuestion[bool], Place, name="subscribe"):
+class Subscribe(TopicQuestion[bool], TopicPlace, name="subscribe"):
     """A request to create a durable subscription at a place, or at the topic's beginning.
 
     The answer is False if the subscription exists already.
@@ -142,6 +142,7 @@ class Subscribe(TopicQuestion[bool], Place, name="subscribe"):
     properties: dict[str, str] | None = None
     replicated: bool = False
     may_create: bool = False           # the topic too
+    looks: bool = False                # only whether it may be created
     new: bool = False                  # the partition was added a moment ago, and the catalogue may not have it yet
 
 
@@ -152,6 +153,7 @@ class Unsubscribe(TopicQuestion[None], name="unsubscribe"):
     subscription: str
     force: bool                        # although it has consumers
     everywhere: bool = False
+    looks: bool = False                # only whether it may be deleted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,7 @@ class Properties(TopicQuestion[dict[str, str]], name="properties"):
 
     subscription: str
     properties: dict[str, str] | None = None
+    looks: bool = False                # only whether they may be replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +189,7 @@ class Standstill:
     causes: list[dict[str, object]]    # {"cause": ..., and details}
     consumers: list[Holder]            # the first of them
     consumer_count: int
+    waiting: dict[str, int]            # priority -> entries that wait; {} if they are not delivered by priority
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +213,27 @@ class Release(TopicQuestion[Released], name="release"):
     subscription: str
 
 
+@dataclass(frozen=True)
+class TakenBack:
+    """What has become of entries that a redrive sent, in numbers of entries."""
+
+    free: int        # taken back
+    held: int        # left alone: a consumer, a transaction or the quarantine has them, or they are dead already
+    chunks: int      # left alone: their message could not be put together in another topic
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBack(TopicQuestion[TakenBack], name="take-back"):
+    """A request to give unacknowledged entries that nobody has to the mover that undoes a redrive.
+
+    The answer leaves acknowledged entries out.
+    """
+
+    subscription: str
+    positions: list[Position]      # ascending, of one ledger
+    looks: bool                    # whether nothing is changed
+
+
 # -- positions
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +242,18 @@ class Clear(TopicQuestion[None], name="clear"):
 
     subscription: str | None = None
     everywhere: bool = False
+    asked_ms: int = 0                  # when; partitions with the same time are one backlog to take back
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBacklogBack(TopicQuestion[int | None], name="take_backlog_back"):
+    """A request to give a subscription a cleared backlog back.  Its consumers are closed, and subscribe again.
+
+    The answer is the number of messages that come back; None: the partition keeps no such backlog.
+    """
+
+    subscription: str
+    number: int                        # of the KeptTopic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,22 +265,23 @@ class Skip(TopicQuestion[None], name="skip"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reset(TopicQuestion[None], Place, name="reset"):
+class Reset(TopicQuestion[None], TopicPlace, name="reset"):
     """A request to reset a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
 
     subscription: str
-    time_ms: int | None = None         # None if there is a place
+    time_ms: int | None = None         # None: to the place instead
+    asked_ms: int = 0                  # as of Clear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expire(TopicQuestion[int | None], Place, name="expire"):
+class Expire(TopicQuestion[int | None], TopicPlace, name="expire"):
     """A request to expire messages of one subscription, or of all: by their age, or up to a place.
 
     The answer is the number of expired entries, None if the place does not exist yet.
     """
 
     subscription: str | None = None
-    seconds: int | None = None         # age; None if there is a place
+    seconds: int | None = None         # age from which messages expire; None: up to the place instead
 
 
 @dataclass(frozen=True)
@@ -257,7 +295,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analyze(TopicQuestion[Backlog], Place, name="analyze"):
+class Analyze(TopicQuestion[Backlog], TopicPlace, name="analyze"):
     """A request to count a subscription's backlog, from its mark-delete position on or from a place."""
 
     subscription: str
@@ -265,7 +303,7 @@ class Analyze(TopicQuestion[Backlog], Place, name="analyze"):
 
 @dataclass(frozen=True, kw_only=True)
 class BytesBehind(TopicQuestion[int], name="behind"):
-    """A question for the number of bytes of a topic's entries from a position on."""
+    """A question for the number of bytes of a topic's entries behind a position."""
 
     ledger: int
     entry: int

@@ -10,19 +10,26 @@ from geminga.proto import names
 from geminga.proto.errors import ProtocolError
 from geminga.proto.sends import BadChecksum, key_of
 from geminga.storage.admin import delayed_messages
-from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.figures import Holder
+from geminga.storage.admin.priorities import waiting_by_priority
 from geminga.storage.admin.questions import Standstill, Why
 from geminga.storage.admin.subscriptions import all_parked
 from geminga.storage.admin.table_questions import STATES, CursorMap, GetCursorMap
+from geminga.storage.admin.topic_figures import account_of
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands.consumers import held_messages
 from geminga.storage.commands.topic_lookup import cursor_of, stored, subscription_of, topic_of
-from geminga.storage.cursors.cursor import REASONS
 from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER
+from geminga.storage.dispatch.by_priority import ByPriority
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.enforcement import rate_limiter
+from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.open_topics import dead_letters
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.statistics.columns import came_ms, kind_of
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription, SubType
@@ -38,23 +45,24 @@ _LEDGERS_MAX = 200        # listed in one map
 _ACKNOWLEDGED, _OUT, _AGAIN, _PARKED, _DELAYED, _WAITING = range(len(STATES))
 
 
-def why(owner: AdministeredOwner, question: Why) -> Standstill:
-    """Return the state of a subscription, with the causes that keep its consumers from receiving more."""
-    topic = topic_of(owner, question.topic)
+def why(decisions: Decisions, clients: Clients, topics: TopicTable, rates: RateLimiter, question: Why) -> Standstill:
+    topic = topic_of(topics, question.topic)
     subscription = cursor_of(topic, question.subscription)
-    topic.now_ms = owner.now_ms
+    topic.now_ms = decisions.now_ms
     kind = kind_of(subscription)
-    consumers = sorted((_holder(owner, subscription, one) for one in subscription.consumers),
+    consumers = sorted((_holder(clients, subscription, consumer) for consumer in subscription.consumers),
                        key=lambda holder: -holder.messages)
     return Standstill(
         str(question.topic), subscription.name, "None" if kind < 0 else SubType.Name(SubType.ValueType(kind)),
         subscription.cursor.backlog(topic.ledgers),
         (came_ms(subscription) or None) if isinstance(topic, Partition) else None,
-        _messages(subscription), _causes(owner, subscription), consumers[:_CONSUMERS_MAX], len(consumers))
+        account_of(topic, subscription) if isinstance(topic, Partition) else {},
+        _causes(topics.catalogue, rates, subscription), consumers[:_CONSUMERS_MAX], len(consumers),
+        waiting_by_priority(subscription))
 
 
-def _holder(owner: AdministeredOwner, subscription: Subscription, consumer: Consumer) -> Holder:
-    session, dispatcher = owner.sessions.get((consumer.worker, consumer.connection)), subscription.dispatcher
+def _holder(clients: Clients, subscription: Subscription, consumer: Consumer) -> Holder:
+    session, dispatcher = clients.sessions.of(consumer), subscription.dispatcher
     # Shared counts while it delivers; other dispatchers have to search.
     messages = consumer.unacknowledged if isinstance(dispatcher, Shared) else held_messages(consumer)
     return Holder(
@@ -63,27 +71,19 @@ def _holder(owner: AdministeredOwner, subscription: Subscription, consumer: Cons
         not isinstance(dispatcher, Exclusive) or dispatcher.active is consumer)
 
 
-def _messages(subscription: Subscription) -> dict[str, int]:
-    """Return how many messages were published since the subscription began, and what became of them.
-
-    The value of `published` is the sum of all other values. A non-persistent topic gives {}.
-    """
-    partition, cursor = subscription.partition, subscription.cursor
-    if not isinstance(partition, Partition):
-        return {}
-    return {"published": partition.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
-            "backlog": cursor.backlog_messages(partition.ledgers)}
-
-
-def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[str, object]]:
+def _causes(catalogue: Catalogue, rates: RateLimiter, subscription: Subscription) -> list[dict[str, object]]:
     """Return {"cause": ..., and details} for each cause that keeps the subscription's consumers from receiving more."""
     topic = subscription.partition
-    throttled, waiting = rate_limiter.causes(owner, subscription), owner.rates.causes(topic)
+    throttled, waiting = rate_limiter.causes(catalogue, subscription), rates.causes(topic)
     transaction = _open_transaction(topic, subscription) if isinstance(topic, Partition) else []
     if isinstance(topic, Partition) and not subscription.cursor.backlog(topic.ledgers):
-        return [{"cause": "end of topic" if topic.is_terminated else "no backlog"}, *waiting]
-    parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
-              for position in all_parked(subscription)[:_CAUSES_MAX]]
+        is_over = topic.is_terminated and not topic.name.is_segment      # a scalable topic goes on in other segments
+        return [{"cause": "end of topic" if is_over else "no backlog"}, *waiting, *_filtered(subscription)]
+    parked: list[dict[str, Any]] = [
+        {"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
+        for position in all_parked(subscription)[:_CAUSES_MAX]]
+    if (dead := sum(len(entries) for _, entries in dead_letters.waiting(subscription))):
+        parked.append({"cause": "dead letters", "entries": dead, "error": subscription.mover_error})
     others: list[dict[str, Any]] = [{"cause": "no consumer"}]
     pending = _pending(subscription)
     if subscription.dispatcher is not None:
@@ -99,7 +99,14 @@ def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[s
     if throttled or transaction or (pending and not any(map(held_messages, subscription.consumers))):
         # The dispatcher sees nothing in the way and blames its consumers; a rate or a transaction is in the way.
         others = [cause for cause in others if cause["cause"] not in _BLAME]
-    return parked + transaction + pending + throttled + others + waiting
+    return parked + transaction + pending + throttled + others + waiting + _filtered(subscription)
+
+
+def _filtered(subscription: Subscription) -> list[dict[str, Any]]:
+    """Return the messages that the subscription's filter kept from its consumers, as a cause; [] without any."""
+    if subscription.sieve is None or not subscription.sieve.rejected:
+        return []
+    return [{"cause": "filter", "messages": subscription.sieve.rejected, "filter": subscription.sieve.expression.text}]
 
 
 def _pending(subscription: Subscription) -> list[dict[str, Any]]:
@@ -147,9 +154,8 @@ def _key(subscription: Subscription, message: str) -> str | None:
 
 # -- the map of a cursor
 
-def cursor_map(owner: AdministeredOwner, question: GetCursorMap) -> CursorMap:
-    """Return the states of a partition's stored entries for a subscription, counted in segments of equal size."""
-    partition = stored(owner, question.topic)
+def cursor_map(topics: TopicTable, question: GetCursorMap) -> CursorMap:
+    partition = stored(topics, question.topic)
     subscription = subscription_of(partition, question.subscription)
     ledgers = partition.ledgers
     before = [0, *np.cumsum([ledger.entries for ledger in ledgers]).tolist()]
@@ -204,7 +210,7 @@ class _Segments:
 def _is_untouched(subscription: Subscription, ledger: Ledger) -> bool:
     """Whether all entries of a ledger behind the mark-delete position just wait to be delivered."""
     cursor, schedule, ledger_id = subscription.cursor, subscription.partition.schedule, ledger.ledger_id
-    return ledger_id not in cursor.bitmaps and ledger_id not in cursor.deaths.arrays \
+    return ledger_id not in cursor.bitmaps and ledger_id not in cursor.deaths.arrays and not cursor.dead \
         and ledger_id > subscription.read[0] and (schedule is None or (
             not schedule.bits.knows(ledger_id) and schedule.end(ledger) == ledger.entries))
 
@@ -218,14 +224,17 @@ def _states(subscription: Subscription, ledger: Ledger, first: int, end: int) ->
         slots = dispatcher.pending.slots(ledger_id, entries)
         states[slots != NOBODY] = _OUT
         states[slots == TO_REDELIVER] = _AGAIN
+        if isinstance(dispatcher, ByPriority):      # which keeps all that waits in these slots
+            given = cursor.redeliveries.of(ledger_id, entries)
+            states[(slots == TO_REDELIVER) & (True if given is None else given == 0)] = _WAITING
     elif dispatcher is not None and dispatcher.active is not None:
         read = subscription.read
         reached = end if ledger_id < read[0] else read[1] if ledger_id == read[0] else first
         states[:max(0, reached - first)] = _OUT
     if dispatcher is None or isinstance(dispatcher, Shared):
         states[_delayed(subscription, ledger, range(first, end)) & (states == _WAITING)] = _DELAYED
-    if subscription.deaths_max and (deaths := cursor.deaths.of(ledger_id, entries)) is not None:
-        states[deaths >= subscription.deaths_max] = _PARKED
+    if subscription.parks:
+        states[subscription.parked(ledger_id, entries) - first] = _PARKED
     states[cursor.acknowledged(ledger_id, first, end)] = _ACKNOWLEDGED
     return states
 

@@ -3,19 +3,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format
-from geminga.storage.admin.context import AdministeredOwner
-from geminga.storage.admin.figures import (
-    CursorFigures,
-    LedgerFigures,
-    StorageFigures,
-    StoredCursor,
-    StoredTopic,
-    ViewFigures,
-)
+from geminga.storage.admin import figures
 from geminga.storage.admin.questions import GetStorage, GetStored
 from geminga.storage.commands.topic_lookup import stored, topic_of
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.statistics.columns import Topic, durable, is_named, to_redeliver
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
@@ -23,36 +17,36 @@ from geminga.storage.topics.subscription import Subscription
 _RUNS_MAX = 1_000          # of acknowledged entries beyond a mark-delete position, in one answer
 
 
-def storage(owner: AdministeredOwner, question: GetStorage) -> StorageFigures:
-    """Return the ledgers and cursors of an open topic."""
-    topic = topic_of(owner, question.topic)
+def storage(topics: TopicTable, question: GetStorage) -> figures.StorageFigures:
+    topic = topic_of(topics, question.topic)
     subscriptions, view = topic.subscriptions.values(), topic.view
-    return StorageFigures(
+    return figures.StorageFigures(
         entries_in=topic.entries_in, last_confirmed=topic.last_confirmed,
         is_terminated=isinstance(topic, Partition) and topic.is_terminated,
         waiting_cursors=sum(map(_is_waiting, subscriptions)) if topic.is_persistent else 0,
-        view=None if view is None else ViewFigures(view.number, view.manifest.entries, view.manifest.size),
+        view=None if view is None else figures.ViewFigures(view.number, view.manifest.entries, view.manifest.size),
         ledgers=_ledgers(topic),
         cursors={one.name: _cursor(one) for one in subscriptions if is_named(topic, one)})
 
 
-def _ledgers(topic: Topic) -> list[LedgerFigures]:
-    return [LedgerFigures(ledger.ledger_id, ledger.entries, ledger.size - format.HEADER_SIZE, ledger.created_ms)
+def _ledgers(topic: Topic) -> list[figures.LedgerFigures]:
+    return [figures.LedgerFigures(ledger.ledger_id, ledger.entries, ledger.size - format.HEADER_SIZE, ledger.created_ms)
             for ledger in topic.ledgers]
 
 
 def _is_waiting(subscription: Subscription) -> bool:
-    """Whether the subscription has consumers and has delivered everything."""
-    ledger_id, entry_id = subscription.read
-    last = subscription.partition.last_confirmed
-    return bool(subscription.consumers) and (ledger_id, entry_id - 1) >= last
+    """Whether the subscription has consumers and has delivered everything once."""
+    (ledger_id, entry_id), dispatcher = subscription.read, subscription.dispatcher
+    if dispatcher is None or (ledger_id, entry_id - 1) < subscription.partition.last_confirmed:
+        return False
+    return not (dispatcher.reads_all_first and to_redeliver(subscription))
 
 
-def _cursor(subscription: Subscription) -> CursorFigures:
+def _cursor(subscription: Subscription) -> figures.CursorFigures:
     topic, cursor = subscription.partition, subscription.cursor
     runs = acknowledged_runs(cursor, topic.ledgers)
     first = [(ledger_id, before, last) for ledger_id, some in runs for before, last in some[:_RUNS_MAX].tolist()]
-    return CursorFigures(
+    return figures.CursorFigures(
         mark_delete=cursor.mark_delete, read=subscription.read, settled=sum(cursor.totals),
         delivered=_entries_between(subscription) if topic.is_persistent else 0,
         has_consumers=bool(subscription.consumers), is_waiting=topic.is_persistent and _is_waiting(subscription),
@@ -83,11 +77,11 @@ def _entries_between(subscription: Subscription) -> int:
                    for ledger in subscription.partition.ledgers_from(ledger_id) if ledger.ledger_id <= read_ledger)
 
 
-def stored_topic(owner: AdministeredOwner, question: GetStored) -> StoredTopic:
-    """Return the state of a topic that outlives a restart: its ledgers and durable cursors."""
-    partition = stored(owner, question.topic)
-    return StoredTopic(
-        created_ms=owner.catalogue.topics.created_ms(partition.name.base) or 0, answered_ms=owner.now_ms,
+def stored_topic(decisions: Decisions, topics: TopicTable, question: GetStored) -> figures.StoredTopic:
+    partition = stored(topics, question.topic)
+    return figures.StoredTopic(
+        created_ms=topics.catalogue.topics.created_ms(partition.name.base) or 0, answered_ms=decisions.now_ms,
         ledgers=_ledgers(partition),
-        cursors={one.name: StoredCursor(one.cursor.mark_delete, one.advanced_ms, one.cursor.backlog(partition.ledgers))
-                 for one in durable(partition)})
+        cursors={subscription.name: figures.StoredCursor(subscription.cursor.mark_delete, subscription.advanced_ms,
+                                                         subscription.cursor.backlog(partition.ledgers))
+                 for subscription in durable(partition)})

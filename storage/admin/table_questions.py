@@ -13,7 +13,8 @@ from geminga.storage.admin.questions import Question, StoredEntry, TopicQuestion
 from geminga.storage.ledgers.position import Position
 
 KINDS = PARTITIONED, NON_PERSISTENT = "partitioned", "non-persistent"      # partitions; topics that keep nothing
-_LIVE = f"{NON_PERSISTENT}://"
+SEGMENTS = "segments"      # a kind that questions use, and nobody else: only those of scalable topics
+_LIVE, _SEGMENT = f"{NON_PERSISTENT}://", f"{names.SEGMENT}://"
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,18 @@ class Listing:
 class Scope:
     """The topics that a question is about."""
 
-    within: str = ""                   # a namespace, or a complete topic name, which means its partitions too; "": all
+    within: str = ""                   # a namespace, or a topic's complete name, also for its parts; "": all
     match: str = ""                    # wildcards: of names in the namespace, else of tenant/namespace/topic
-    kind: str = ""                     # one of KINDS; "": every kind
+    kind: str = ""                     # one of KINDS, or SEGMENTS; "": every kind
+    segments: bool = True              # those of scalable topics too
+    # Segments that were partitions, or topics, before their topic was made scalable -> that topic.
+    legacy: dict[str, str] = field(default_factory=dict)
 
     def test(self) -> Callable[[str], bool]:
         """Return a test whether a topic's complete name is in the scope."""
-        is_named = self._name_test()
+        is_named = self._name_test() if self.segments else self._without_segments(self._name_test())
+        if self.kind == SEGMENTS:
+            return lambda name: (name.startswith(_SEGMENT) or name in self.legacy) and is_named(name)
         if self.kind == PARTITIONED:
             return lambda name: names.without_partition(name) != name and is_named(name)
         return (lambda name: name.startswith(_LIVE) and is_named(name)) if self.kind else is_named
@@ -44,12 +50,25 @@ class Scope:
     def _name_test(self) -> Callable[[str], bool]:
         is_match = re.compile(fnmatch.translate(self.match)).match if self.match else None
         if "://" in self.within:
-            return lambda name: self.within in (name, names.without_partition(name))
+            return lambda name: self.within in (name, self.legacy.get(name) or _whole(name))
         if self.within:
-            places = tuple(f"{domain}://{self.within}/" for domain in names.DOMAINS)
+            domains = (*names.DOMAINS, names.SCALABLE, names.SEGMENT)
+            places = tuple(f"{domain}://{self.within}/" for domain in domains)
+            start = len(self.within) + 1
             return lambda name: name.startswith(places) and (
-                is_match is None or bool(is_match(name.rpartition("/")[2])))
+                is_match is None or bool(is_match(name.partition("://")[2][start:])))
         return lambda name: is_match is None or bool(is_match(name.partition("://")[2]))
+
+    def _without_segments(self, test: Callable[[str], bool]) -> Callable[[str], bool]:
+        return lambda name: not name.startswith(_SEGMENT) and name not in self.legacy and test(name)
+
+
+def _whole(name: str) -> str:
+    """Return the topic that a stored name belongs to.
+
+    The topic is the partitioned one for a partition, the scalable one for a segment, and else the name itself.
+    """
+    return str(names.parse(name).base) if name.startswith(_SEGMENT) else names.without_partition(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +119,17 @@ class ListUnreplicated(Question[Listing], name="list-unreplicated"):
     """
 
     before_ms: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListDeadLetters(Question[Listing], name="list-dead-letters"):
+    """A question for subscriptions of open topics with dead letters that are not moved yet.
+
+    A row has `topic`, `subscription`, `entries`, `target`, which is the local name that the policy gives to their
+    topic or "", `keeper`, the subscription made there, `is_moving`, and `error`: why the last attempt moved none.
+    """
+
     most: int
 
 

@@ -6,13 +6,17 @@ what it has done there.
 from dataclasses import dataclass
 from heapq import nlargest
 
-from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.questions import Question, TopicQuestion
 from geminga.storage.admin.table_questions import Scope
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands.topic_lookup import stored, subscription_of
 from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+from geminga.storage.transactions.coordinator import Coordinator
+from geminga.storage.transactions.participant import Participant
 from geminga.storage.transactions.pending import messages_of
 from geminga.storage.transactions.transaction_table import STATES, Transaction
 
@@ -183,35 +187,34 @@ class AbortTransaction(Question[bool], name="abort-transaction"):
 
 # -- coordinators
 
-def journal(owner: AdministeredOwner, question: GetJournal) -> JournalFigures:
-    """Return the segments of the owner's journal, and the number of records appended to it.  Raises OSError."""
-    return JournalFigures(owner.journal.segments(), owner.journal.appended)
+def journal(decisions: Decisions, question: GetJournal) -> JournalFigures:
+    return JournalFigures(decisions.journal.segments(), decisions.journal.appended)
 
 
-def coordinators(owner: AdministeredOwner, question: GetCoordinators) -> CoordinatorFigures:
-    """Return figures of the owner's coordinator."""
-    its = owner.coordinator
+def coordinators(topics: TopicTable, coordinator: Coordinator, question: GetCoordinators) -> CoordinatorFigures:
     return CoordinatorFigures(
-        its.is_ready, owner.began_ms, its.newest, its.oldest, its.active, its.created,
-        its.committed, its.aborted, its.timed_out, its.appended, its.unanswered, its.durations)
+        coordinator.is_ready, topics.since_ms, coordinator.newest, coordinator.transactions.oldest,
+        coordinator.transactions.active, coordinator.created, coordinator.committed, coordinator.aborted,
+        coordinator.timed_out, coordinator.appended, coordinator.unanswered, coordinator.durations)
 
 
-def of_coordinator(owner: AdministeredOwner, question: GetTransactions) -> list[TransactionFigures]:
+def of_coordinator(catalogue: Catalogue, coordinator: Coordinator,
+                   question: GetTransactions) -> list[TransactionFigures]:
     """Return the transaction that is asked for, if it has not ended, or those of a long lifetime."""
     if question.transaction is not None:
-        found = owner.coordinator.find(question.transaction)
-        return [] if found is None else [_figures(owner, found)]
-    found_all = (each for each in owner.coordinator.open_transactions if each.lifetime_ms > question.above_ms)
-    return [_figures(owner, each) for each in nlargest(SHOWN_MAX, found_all, key=lambda each: each.lifetime_ms)]
+        transaction = coordinator.transactions.find(question.transaction)
+        return [] if transaction is None else [_figures(catalogue, transaction)]
+    long_ones = (each for each in coordinator.transactions.open if each.lifetime_ms > question.above_ms)
+    return [_figures(catalogue, each) for each in nlargest(SHOWN_MAX, long_ones, key=lambda each: each.lifetime_ms)]
 
 
-def _figures(owner: AdministeredOwner, transaction: Transaction) -> TransactionFigures:
+def _figures(catalogue: Catalogue, transaction: Transaction) -> TransactionFigures:
     topics: dict[str, list[str]] = {}
     names: dict[int, tuple[str | None, dict[int, str]]] = {}
     for partition_id, subscription_id in sorted(transaction.added):
         if partition_id not in names:
-            ids = owner.catalogue.subscriptions.ids(partition_id)
-            names[partition_id] = owner.catalogue.partitions.name_of(partition_id), {
+            ids = catalogue.subscriptions.ids(partition_id)
+            names[partition_id] = catalogue.partitions.name_of(partition_id), {
                 0: "", **{number: one for one, number in ids.items()}}
         topic, subscriptions = names[partition_id]
         if topic is not None and subscription_id in subscriptions:      # else deleted since
@@ -222,66 +225,64 @@ def _figures(owner: AdministeredOwner, transaction: Transaction) -> TransactionF
         {topic: text for topic, text in transaction.written.items() if topic in topics})
 
 
-def listing(owner: AdministeredOwner, question: ListTransactions) -> TransactionListing:
+def listing(catalogue: Catalogue, coordinator: Coordinator, question: ListTransactions) -> TransactionListing:
     """Return the transactions for a table; without a scope, those that use no topic belong to it too."""
-    is_inside, names_of, coordinator = question.test(), owner.catalogue.partitions.name_of, owner.coordinator
-    known: dict[int, bool] = {}
+    is_inside, names_of = question.test(), catalogue.partitions.name_of
+    is_inside_by_id: dict[int, bool] = {}
 
     def is_used(partition_id: int) -> bool:
-        if partition_id not in known:
+        if partition_id not in is_inside_by_id:
             name = names_of(partition_id)
-            known[partition_id] = name is not None and is_inside(name)
-        return known[partition_id]
+            is_inside_by_id[partition_id] = name is not None and is_inside(name)
+        return is_inside_by_id[partition_id]
 
     def is_wanted(transaction: Transaction) -> bool:
         return transaction.opened_ms < question.opened_before_ms and (
             not (question.within or question.match) or any(is_used(one) for one, _ in transaction.added))
 
-    found = coordinator.longest_open(is_wanted, SHOWN_MAX)
-    total = len(found) if len(found) < SHOWN_MAX else sum(map(is_wanted, coordinator.open_transactions))
-    return TransactionListing(total, [_listed(owner, each) for each in found])
+    longest = coordinator.transactions.longest_open(is_wanted, SHOWN_MAX)
+    total = len(longest) if len(longest) < SHOWN_MAX else sum(map(is_wanted, coordinator.transactions.open))
+    return TransactionListing(total, [_listed(coordinator, each) for each in longest])
 
 
-def _listed(owner: AdministeredOwner, transaction: Transaction) -> ListedTransaction:
+def _listed(coordinator: Coordinator, transaction: Transaction) -> ListedTransaction:
     partitions = sorted({partition_id for partition_id, _ in transaction.added})
     return ListedTransaction(
         transaction.transaction, STATES[transaction.state], transaction.opened_ms, transaction.lifetime_ms,
         transaction.decided_ms, transaction.role_name, len(partitions),
         sum(1 for _, subscription_id in transaction.added if subscription_id), partitions[:ADDED_MAX],
-        sorted(owner.coordinator.left_of(transaction))[:ADDED_MAX])
+        sorted(coordinator.left_of(transaction))[:ADDED_MAX])
 
 
-def outcome(owner: AdministeredOwner, question: GetOutcome) -> str:
-    """Return "committed", "aborted" or ""."""
-    how = owner.coordinator.outcome(question.transaction)
+def outcome(coordinator: Coordinator, question: GetOutcome) -> str:
+    how = coordinator.transactions.outcome(question.transaction)
     return "" if how is None else STATES[how]
 
 
-def abort(owner: AdministeredOwner, question: AbortTransaction) -> bool:
-    """Abort a transaction, in the same pass also on topics of this owner."""
-    return owner.coordinator.abort(question.transaction)
+def abort(coordinator: Coordinator, question: AbortTransaction) -> bool:
+    return coordinator.abort(question.transaction)
 
 
 # -- topics
 
-def in_topic(owner: AdministeredOwner, question: GetInTopic) -> list[InTopic]:
-    """Return what each transaction has done in the topic.  Raises Refusal."""
-    partition = stored(owner, question.topic)
-    known, answers = partition.transactions, []
+def in_topic(topics: TopicTable, question: GetInTopic) -> list[InTopic]:
+    partition = stored(topics, question.topic)
+    open_ones, answers = partition.transactions, []
     for transaction in question.transactions:
-        its = None if known is None else known.by_id.get(transaction)
+        done = None if open_ones is None else open_ones.by_id.get(transaction)
         up_to = {subscription.name: withheld.up_to for subscription in partition.subscriptions.values()
                  if (withheld := subscription.withheld) is not None and withheld.cumulative == transaction}
         answers.append(InTopic(
-            None if its is None else its.first, known is not None and known.outcome(transaction) is not None, up_to))
+            None if done is None else done.first,
+            open_ones is not None and open_ones.outcome(transaction) is not None, up_to))
     return answers
 
 
-def done(owner: AdministeredOwner, question: GetDone) -> list[DoneInPartition | None]:
+def done(participant: Participant, question: GetDone) -> list[DoneInPartition | None]:
     """Return what each transaction has done in its partition; partitions that are not open stay closed."""
     acks = {partition_id: _acknowledged(partition) for partition_id in {one for _, one in question.wanted}
-            if (partition := owner.participant.opened(partition_id)) is not None}
-    return [_done(owner, transaction, partition_id, acks[partition_id].get(transaction, 0))
+            if (partition := participant.opened(partition_id)) is not None}
+    return [_done(participant, transaction, partition_id, acks[partition_id].get(transaction, 0))
             if partition_id in acks else None for transaction, partition_id in question.wanted]
 
 
@@ -294,35 +295,34 @@ def _acknowledged(partition: Partition) -> dict[int, int]:
     return counts
 
 
-def _done(owner: AdministeredOwner, transaction: int, partition_id: int, acknowledgements: int) -> DoneInPartition:
-    partition = owner.participant.opened(partition_id)
+def _done(participant: Participant, transaction: int, partition_id: int, acknowledgements: int) -> DoneInPartition:
+    partition = participant.opened(partition_id)
     assert partition is not None, partition_id
-    known = partition.transactions
-    its = None if known is None else known.by_id.get(transaction)
-    if its is None or known is None:
+    open_ones = partition.transactions
+    done = None if open_ones is None else open_ones.by_id.get(transaction)
+    if done is None or open_ones is None:
         return DoneInPartition(0, acknowledgements, [])
-    messages = sum(ledger.messages_in(first, end) for ledger_id, runs in its.entries.items()
+    messages = sum(ledger.messages_in(first, end) for ledger_id, runs in done.entries.items()
                    if (ledger := partition.find(ledger_id)) is not None for first, end in runs)
-    waiting = [] if known.oldest != transaction or known.limit is None else [
+    waiting = [] if open_ones.oldest != transaction or open_ones.limit is None else [
         subscription.name for subscription in partition.subscriptions.values()
-        if subscription.consumers and subscription.read >= known.limit]
+        if subscription.consumers and subscription.read >= open_ones.limit]
     return DoneInPartition(messages, acknowledgements, waiting[:WAITING_MAX])
 
 
-def topic(owner: AdministeredOwner, question: GetTopic) -> TopicInTransactions:
-    """Return figures of the topic's open transactions.  Raises Refusal."""
-    partition = stored(owner, question.topic)
-    known, limit = partition.transactions, partition.limit
+def topic(topics: TopicTable, question: GetTopic) -> TopicInTransactions:
+    partition = stored(topics, question.topic)
+    open_ones, limit = partition.transactions, partition.limit
     return TopicInTransactions(
-        known is not None, partition.last_confirmed if limit is None else (limit[0], limit[1] - 1),
-        0 if known is None else known.publishing, 0 if known is None else known.aborted, owner.began_ms,
+        open_ones is not None, partition.last_confirmed if limit is None else (limit[0], limit[1] - 1),
+        0 if open_ones is None else open_ones.publishing, 0 if open_ones is None else open_ones.aborted,
+        topics.since_ms,
         {subscription.name: 0 if subscription.withheld is None else len(subscription.withheld.by_transaction)
          for subscription in partition.subscriptions.values()})
 
 
-def pending_position(owner: AdministeredOwner, question: GetPendingPosition) -> str:
-    """Return PendingAck, NotInPendingAck, MarkDelete or InvalidPosition.  Raises Refusal."""
-    partition = stored(owner, question.topic)
+def pending_position(topics: TopicTable, question: GetPendingPosition) -> str:
+    partition = stored(topics, question.topic)
     subscription = subscription_of(partition, question.subscription)
     ledger_id, entry_id = question.position
     ledger = partition.find(ledger_id)

@@ -45,7 +45,7 @@ def read(wanted: object, value: object) -> object:
         [only] = [one for one in inner if one not in (types.NoneType, bytes)]
         return read(only, value)
     if origin is list and isinstance(value, list):
-        return [read(inner[0], one) for one in value]
+        return [read(inner[0], item) for item in value]
     if origin is tuple and isinstance(value, list) and len(value) == len(inner):
         return tuple([read(kind, one) for kind, one in zip(inner, value, strict=True)])
     if origin is dict and isinstance(value, dict):

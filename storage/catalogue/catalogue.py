@@ -14,9 +14,12 @@ from pathlib import Path
 from geminga.storage.catalogue import layout
 from geminga.storage.catalogue.database import Database
 from geminga.storage.catalogue.ids import Counters, Ids
+from geminga.storage.catalogue.kept_topics import KeptTopics
 from geminga.storage.catalogue.layout import VERSION
 from geminga.storage.catalogue.partitions import Partitions, Subscriptions
+from geminga.storage.catalogue.scalable_topics import ScalableTopics
 from geminga.storage.catalogue.stored_policies import ChangedOptions, Properties, StoredPolicies
+from geminga.storage.catalogue.stored_schedules import StoredSchedules
 from geminga.storage.catalogue.stored_schemas import StoredSchemas
 from geminga.storage.catalogue.tenants import Namespaces, Tenants
 from geminga.storage.catalogue.topics import Topics
@@ -28,56 +31,37 @@ class CatalogueError(Exception):
     """Error: the catalogue cannot be used, because a newer version wrote it or it is no SQLite file."""
 
 
-class Catalogue:
+class Catalogue(Database):
     """The connection of one process to the catalogue: its tables, and one transaction for all of them."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, *, is_read_only: bool = False):
-        self.path = path
-        self.database = database = Database(path, is_read_only=is_read_only)
+        super().__init__(path, is_read_only=is_read_only)
         self._seen = -1, -1      # the version that `changed` compares with
-        self.counters = counters = Counters(database)
-        self.ids = Ids(database, counters, clock)
-        self.policies = StoredPolicies(database, counters)
+        self.counters = counters = Counters(self)
+        self.ids = Ids(self, counters, clock)
+        self.policies = StoredPolicies(self, counters)
         self.options = ChangedOptions(self.policies)
-        self.properties = Properties(database)
-        self.schemas = StoredSchemas(database)
-        self.tenants = Tenants(database, self.policies)
-        self.namespaces = Namespaces(database, self.tenants, self.policies, self.schemas)
-        self.topics = Topics(database, self.policies, self.schemas, counters)
-        self.subscriptions = Subscriptions(database, self.policies)
-        self.partitions = Partitions(database, self.topics, self.subscriptions)
+        self.properties = Properties(self, counters)
+        self.schemas = StoredSchemas(self)
+        self.schedules = StoredSchedules(self, counters)
+        self.tenants = Tenants(self, self.policies)
+        self.namespaces = Namespaces(self, self.tenants, self.policies, self.schemas)
+        self.topics = Topics(self, self.policies, self.schemas, self.schedules, counters)
+        self.scalable_topics = ScalableTopics(self, self.topics, self.properties, self.schedules, counters)
+        self.subscriptions = Subscriptions(self, self.policies)
+        self.partitions = Partitions(self, self.topics, self.subscriptions, counters)
+        self.kept_topics = KeptTopics(self, self.topics, self.scalable_topics, self.partitions, counters)
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.path}>"
 
-    def close(self) -> None:
-        """Close the connection to the catalogue, and undo an open transaction."""
-        self.database.close()
-
-    def version(self) -> tuple[int, int]:
-        """Return a pair that changes whenever another process commits to the catalogue, or this one writes to it."""
-        return self.database.version()
-
     def changed(self) -> bool:
         """Return whether any process has written to the catalogue since the last call."""
-        version = self.database.version()
+        version = self.version()
         if version == self._seen:
             return False
         self._seen = version
         return True
-
-    @property
-    def is_changing(self) -> bool:
-        """Whether this process has written something that is not committed."""
-        return self.database.is_changing
-
-    def commit(self) -> None:
-        """Commit this process's writes to disk.  If that fails, undoes them and raises NotDurable."""
-        self.database.commit()
-
-    def undo(self) -> None:
-        """Undo this process's writes since the last commit."""
-        self.database.undo()
 
 
 def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalogue:
@@ -87,16 +71,16 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _opened(path, clock) as catalogue:
-        version = layout.version_of(catalogue.database)
+        version = layout.version_of(catalogue)
         if version == 0:
-            layout.create(catalogue.database)
+            layout.create(catalogue)
             for namespace in _FIRST_NAMESPACES:
                 catalogue.namespaces.create(namespace)
             catalogue.commit()
         elif version > VERSION:
             raise CatalogueError(f"{path} has format version {version}; this program reads {VERSION}")
         elif version < VERSION:
-            layout.upgrade(catalogue.database)
+            layout.upgrade(catalogue)
             catalogue.commit()
     return catalogue
 
@@ -104,8 +88,7 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
 def open_to_read(path: Path) -> Catalogue:
     """Open an existing catalogue for reading only, for programs beside the broker.  Raises CatalogueError."""
     with _opened(path, is_read_only=True) as catalogue:
-        version = catalogue.database.connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != VERSION:
+        if (version := layout.version_of(catalogue)) != VERSION:
             raise CatalogueError(f"{path} has format version {version}; this program reads {VERSION}")
     return catalogue
 

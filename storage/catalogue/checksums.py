@@ -11,7 +11,13 @@ COLUMNS = {          # {table: columns that its checksum covers}
     "tenants": ("name",), "namespaces": ("name", "tenant"), "topics": ("name", "namespace", "partitions", "created_ms"),
     "partitions": ("id", "name", "topic_epoch", "is_terminated"), "subscriptions": ("id", "partition_id", "name"),
     "counters": ("name", "value"), "policies": ("scope", "name", "value"), "properties": ("scope", "value"),
-    "schemas": ("topic", "version", "type", "hash", "created_ms", "properties", "data")}
+    "schemas": ("topic", "version", "type", "hash", "created_ms", "properties", "data"),
+    "layouts": ("name", "epoch", "next_segment", "segments", "is_deleted"),
+    "layout_changes": ("name", "change", "is_done"),
+    "schedules": ("id", "topic", "name", "partition", "since_ms", "is_paused", "timing", "message", "metadata",
+                  "payload"),
+    "kept_topics": ("id", "topic", "partitions", "deleted_ms", "until_ms", "bytes", "is_given_up", "record"),
+    "kept_cursors": ("id", "kept_id", "partition_id", "ledger", "entry")}
 
 
 def with_row(total: int, sign: int, *values: int | str | bytes | None) -> int:

@@ -3,13 +3,15 @@
 The first write begins a transaction, and `commit` or `undo` ends it. Writers of different processes take turns. Reads
 outside a transaction see the last commit.
 """
+import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from geminga.storage.catalogue.checksums import with_row
-from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.disk.files import sync
+from geminga.storage.errors import NotDurable, StorageFull, text_of
 
 _BUSY_TIMEOUT_S = 30         # for which a writer waits for its turn
 Values: TypeAlias = tuple[Any, ...]
@@ -20,6 +22,7 @@ class Database:
 
     def __init__(self, path: Path, *, is_read_only: bool = False):
         self.path = path
+        self.sync_first: set[Path] = set()      # folders that the next commit syncs before, as its rows need them
         address = f"{path.absolute().as_uri()}?mode=ro" if is_read_only else path
         self.connection = sqlite3.connect(
             address, isolation_level=None, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=is_read_only)
@@ -57,11 +60,13 @@ class Database:
         if not self.connection.in_transaction:
             return
         try:
+            for folder in self.sync_first:
+                sync(folder, os.fsync)
+            self.sync_first.clear()
             self.connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            raise NotDurable(f"{self.path}: {error}") from error
+        except (sqlite3.OperationalError, OSError) as error:
+            self.undo()
+            raise NotDurable(f"{self.path}: {text_of(error) if isinstance(error, OSError) else error}") from error
 
     def undo(self) -> None:
         """Undo the open transaction, if any."""

@@ -5,7 +5,7 @@ from geminga.storage.catalogue import checksums
 from geminga.storage.catalogue.checksums import COLUMNS
 from geminga.storage.catalogue.database import Database
 
-VERSION = 4
+VERSION = 8
 
 # Statements end with semicolons: their comments must have none.
 _TABLES = """
@@ -38,8 +38,36 @@ CREATE TABLE schemas (topic TEXT NOT NULL, version INTEGER NOT NULL, type INTEGE
 created_ms INTEGER NOT NULL,
                       properties TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, version));
 """
+_LAYOUTS = """
+-- Segments of scalable topics, see scalable_topics.py.  segments: JSON.
+CREATE TABLE layouts (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, next_segment INTEGER NOT NULL, \
+segments TEXT NOT NULL, is_deleted INTEGER NOT NULL) WITHOUT ROWID;
+-- The last change of each scalable topic's layout, see scalable_topics.py.  change: JSON.
+CREATE TABLE layout_changes (name TEXT PRIMARY KEY, change TEXT NOT NULL, is_done INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_SCHEDULES = """
+-- Schedules of topics, see stored_schedules.py.  timing, message: JSON.  metadata, payload: of the entry.
+CREATE TABLE schedules (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, name TEXT NOT NULL, \
+partition TEXT NOT NULL, since_ms INTEGER NOT NULL, is_paused INTEGER NOT NULL, timing TEXT NOT NULL, \
+message TEXT NOT NULL, metadata BLOB NOT NULL, payload BLOB NOT NULL, UNIQUE (topic, name));
+"""
+_KEPT = """
+-- Deleted topics and cleared backlogs that can be taken back, see kept_topics.py.  record: JSON.
+CREATE TABLE kept_topics (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partitions INTEGER NOT NULL, \
+deleted_ms INTEGER NOT NULL, until_ms INTEGER NOT NULL, bytes INTEGER NOT NULL, is_given_up INTEGER NOT NULL, \
+record TEXT NOT NULL);
+"""
+_KEPT_CURSORS = """
+-- Cursors of cleared backlogs, by ids of the table subscriptions.  ledger, entry: the position cleared up to.
+CREATE TABLE kept_cursors (id INTEGER PRIMARY KEY, kept_id INTEGER NOT NULL, partition_id INTEGER NOT NULL, \
+ledger INTEGER NOT NULL, entry INTEGER NOT NULL);
+CREATE INDEX kept_cursors_by_partition ON kept_cursors (partition_id);
+CREATE INDEX kept_cursors_by_kept ON kept_cursors (kept_id);
+"""
 _SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
-_SINCE = {4: ("properties", "schemas")}      # {version: tables that have a checksum since this version}
+# {version: tables with a checksum since then}
+_SINCE = {4: ("properties", "schemas"), 5: ("layouts", "layout_changes"), 6: ("schedules",), 7: ("kept_topics",),
+          8: ("kept_cursors",)}
 
 
 def version_of(database: Database) -> int:
@@ -53,7 +81,8 @@ def create(database: Database) -> None:
     Raises StorageFull, NotDurable.
     """
     database.connection.execute("PRAGMA journal_mode = WAL")
-    for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS).split(";"):
+    for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS + _LAYOUTS + _SCHEDULES + _KEPT +
+                      _KEPT_CURSORS).split(";"):
         database.write(statement)
     database.write(_SUMS)
     _add_checksums(database, COLUMNS)
@@ -72,11 +101,27 @@ def upgrade(database: Database) -> None:
             database.write(statement)
     if version < 3:
         database.write(_SUMS)
-        _add_checksums(database, COLUMNS.keys() - _SINCE[4])
+        _add_checksums(database, COLUMNS.keys() - {table for tables in _SINCE.values() for table in tables})
     if version < 4:
         for statement in (_PROPERTIES + _SCHEMAS).split(";"):
             database.write(statement)
         _add_checksums(database, _SINCE[4])
+    if version < 5:
+        for statement in _LAYOUTS.split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[5])
+    if version < 6:
+        for statement in _SCHEDULES.split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[6])
+    if version < 7:
+        for statement in _KEPT.split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[7])
+    if version < 8:
+        for statement in _KEPT_CURSORS.split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[8])
     database.write(f"PRAGMA user_version = {VERSION}")
 
 

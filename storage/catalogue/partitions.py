@@ -2,8 +2,15 @@
 from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.database import Database
+from geminga.storage.catalogue.ids import Counters
 from geminga.storage.catalogue.stored_policies import StoredPolicies, scope_of
 from geminga.storage.catalogue.topics import Topics
+
+PREFIX = "kept:"      # of the names of partitions whose topic was deleted and is kept, see kept_topics.py
+_IS_KEPT = f"substr(partitions.name, 1, {len(PREFIX)}) = '{PREFIX}'"
+# Rows of cleared backlogs without a cursor.
+_FORGET_EMPTY = ("DELETE FROM kept_topics WHERE json_extract(record, '$.subscription') IS NOT NULL "
+                 "AND NOT EXISTS (SELECT 1 FROM kept_cursors WHERE kept_id = kept_topics.id)")
 
 
 class Subscriptions:
@@ -30,6 +37,12 @@ class Subscriptions:
         return self._database.insert(
             "INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name))
 
+    def new_id(self, partition_id: int) -> int:
+        """Return an id that no subscription has had or gets.  Raises StorageFull, NotDurable."""
+        number = self.create(partition_id, "")
+        self._database.write("DELETE FROM subscriptions WHERE id = ?", (number,))
+        return number
+
     def delete(self, subscription_id: int) -> None:
         """Delete a durable subscription with its policies and properties.  Raises StorageFull, NotDurable."""
         self._policies.delete_scopes(scope_of(subscription_id), rights=False)
@@ -39,7 +52,8 @@ class Subscriptions:
         """Return (partition, subscription) of all durable subscriptions whose names begin so.  Raises StorageFull."""
         return self._database.read(
             "SELECT partitions.name, subscriptions.name FROM subscriptions "
-            "JOIN partitions ON partition_id = partitions.id WHERE substr(subscriptions.name, 1, ?) = ?",
+            "JOIN partitions ON partition_id = partitions.id WHERE substr(subscriptions.name, 1, ?) = ? "
+            f"AND NOT {_IS_KEPT}",
             (len(prefix), prefix))
 
     def below(self, prefix: str, most: int) -> list[tuple[int, str, str]]:
@@ -66,8 +80,9 @@ class Subscriptions:
 class Partitions:
     """Stored partitions in the catalogue, and topics that are not partitioned.  An id is never given out twice."""
 
-    def __init__(self, database: Database, topics: Topics, subscriptions: Subscriptions):
-        self._database, self._topics, self._subscriptions = database, topics, subscriptions
+    def __init__(self, database: Database, topics: Topics, subscriptions: Subscriptions, counters: Counters):
+        self._database, self._topics, self._counters = database, topics, counters
+        self.subscriptions = subscriptions
 
     def find(self, name: TopicName) -> tuple[int, int | None] | None:
         """Return (id, topic epoch) of the partition of that name, None if it has never been stored."""
@@ -76,21 +91,29 @@ class Partitions:
         return row
 
     def name_of(self, partition_id: int) -> str | None:
-        """Return the name of the partition with that id, None if there is none.  Raises StorageFull."""
-        name: str | None = self._database.value("SELECT name FROM partitions WHERE id = ?", (partition_id,))
+        """Return the name of the partition with that id, None if there is none, or its topic was deleted.
+
+        Raises StorageFull.
+        """
+        name: str | None = self._database.value(
+            f"SELECT name FROM partitions WHERE id = ? AND NOT {_IS_KEPT}", (partition_id,))
         return name
 
     def all(self) -> list[tuple[int, str]]:
-        """Return (id, name) of all partitions, in the order of ids.  Raises StorageFull."""
-        return self._database.read("SELECT id, name FROM partitions ORDER BY id")
+        """Return (id, name) of all partitions, in the order of ids, without kept ones.  Raises StorageFull."""
+        return self._database.read(f"SELECT id, name FROM partitions WHERE NOT {_IS_KEPT} ORDER BY id")
+
+    def ids(self) -> set[int]:
+        """Return the ids of all partitions that have files, also of kept ones.  Raises StorageFull."""
+        return set(self._database.column("SELECT id FROM partitions"))
 
     def names(self) -> list[str]:
-        """Return the names of all partitions, in no order.  Raises StorageFull."""
-        return self._database.column("SELECT name FROM partitions")
+        """Return the names of all partitions, in no order, without kept ones.  Raises StorageFull."""
+        return self._database.column(f"SELECT name FROM partitions WHERE NOT {_IS_KEPT}")
 
     def count(self) -> int:
         """Return the number of stored partitions.  Raises StorageFull."""
-        return self._database.integer("SELECT count(*) FROM partitions") or 0
+        return self._database.integer(f"SELECT count(*) FROM partitions WHERE NOT {_IS_KEPT}") or 0
 
     def newest_id(self) -> int:
         """Return the highest id ever given to a partition; later partitions get higher ones.  Raises StorageFull."""
@@ -101,16 +124,26 @@ class Partitions:
         return self._database.insert("INSERT INTO partitions (name) VALUES (?)", (str(name),))
 
     def delete(self, partition_id: int) -> None:
-        """Delete a partition with its subscriptions, and its topic if that is not partitioned.
+        """Delete a partition with its subscriptions and cleared backlogs, and its topic if that is not partitioned.
 
         Raises StorageFull, NotDurable.
         """
-        for subscription_id in self._subscriptions.ids(partition_id).values():
-            self._subscriptions.delete(subscription_id)
+        for subscription_id in self.subscriptions.ids(partition_id).values():
+            self.subscriptions.delete(subscription_id)
+        if self._database.write("DELETE FROM kept_cursors WHERE partition_id = ?", (partition_id,)).rowcount:
+            self._database.write(_FORGET_EMPTY)
+            self._counters.take("kept")
         name = self._database.value("SELECT name FROM partitions WHERE id = ?", (partition_id,))
         if name is not None:
             self._database.write("DELETE FROM partitions WHERE id = ?", (partition_id,))
-            self._topics.delete(names.parse(name))
+            if not name.startswith(PREFIX):
+                self._topics.delete(names.parse(name))
+
+    def forget(self, partition_id: int) -> None:
+        """Delete a partition that has never been written; its topic stays.  Raises StorageFull, NotDurable."""
+        for subscription_id in self.subscriptions.ids(partition_id).values():
+            self.subscriptions.delete(subscription_id)
+        self._database.write("DELETE FROM partitions WHERE id = ?", (partition_id,))
 
     def set_topic_epoch(self, partition_id: int, epoch: int) -> None:
         """Store the epoch of the partition's exclusive producer.  Raises StorageFull, NotDurable."""

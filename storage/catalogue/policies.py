@@ -4,13 +4,14 @@ A topic's policy is stronger than its namespace's, which is stronger than the br
 catalogue has each policy that was set, by its name, in the form in which clients send it (stored_policies.py). Owners
 and workers use `Policies`. The policies that can be set are declared in policy_table.py.
 """
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName, is_system
+from geminga.proto.names import DEAD_LETTERS, TopicName, is_system
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_declaration import Policy, default, fields
 from geminga.storage.catalogue.policy_table import TABLE
@@ -22,6 +23,7 @@ from geminga.storage.catalogue.policy_values import (
     HOLD,
     MIB,
     SUBSCRIPTION_TYPES,
+    Invalid,
 )
 from geminga.storage.options import StorageOptions
 
@@ -43,15 +45,23 @@ class Policies:
     retention_s: int = 0               # how long acknowledged ledgers are kept; NO_LIMIT: without a bound
     retention_bytes: int = 0           # ... while the partition is not larger; 0 in either: none are kept
     message_ttl_s: int = 0             # after this time unacknowledged messages expire; 0: never
+    own_message_ttl: bool = False      # messages expire by the time that they name themselves
     quota_bytes: int = NO_LIMIT        # of the slowest durable subscription's backlog
     quota_bytes_action: str = HOLD     # taken when the backlog reaches this size
     quota_age_s: int = NO_LIMIT        # of the backlog's oldest message
     quota_age_action: str = HOLD       # taken when the oldest message reaches this age
     deduplication: bool = False
+    subscription_filters: bool = False               # subscriptions may get a filter, see docs/filters.md
     compaction_order: str = BY_POSITION              # which message of a key a compaction keeps
     compaction_threshold: int = 0      # bytes published since a compaction that cause the next; 0: only on demand
     export: str = EXPORTS_NOTHING      # content that nights export as tables
     export_before_deletion: bool = False             # messages stay until they are exported
+
+    # Dead letters
+    dead_letter_redeliveries: int = 0  # a message given back more often is a dead letter; 0: none is for that
+    dead_letter_topic: str = ""        # local name of the topic for dead letters; "": TOPIC-SUBSCRIPTION-DLQ
+    dead_letter_subscription: str = "geminga-redrive"      # made at that topic, so that it keeps them
+    dead_letter_expired: bool = False  # expired messages are dead letters too
 
     # Delayed delivery
     delayed_delivery: bool = True      # Shared and Key_Shared consumers get messages at their delivery time
@@ -59,6 +69,10 @@ class Policies:
     delay_window_ms: int = 300_000     # length of the delayed index's windows, each of which has a file
     delay_max_ms: int = 0              # messages with a longer delay are refused; 0: none
     delay_fixed_ms: int = 0            # delay of every message, whatever its producer asks for; 0: the producer's
+
+    # Priorities
+    message_priority: bool = False     # Shared consumers get messages of higher priority first
+    message_priority_ageing_s: int = 0               # ... after those that have waited so long; 0: none
 
     # Bounds of numbers; 0: no bound
     max_unacked_messages_per_consumer: int = 50_000      # of Shared and Key_Shared subscriptions
@@ -71,6 +85,7 @@ class Policies:
     max_message_size: int = 0
 
     # Creation and deletion
+    deleted_retention_s: int = 0       # a deleted topic can be taken back for so long; 0: it cannot
     delete_inactive_topics: bool = False
     inactive_topic_s: int = 60         # a topic is deleted after this unused time
     inactive_topic_mode: str = DELETE_MODES[0]       # if it has no subscriptions, or none with a backlog
@@ -160,9 +175,15 @@ class Policies:
     @property
     def work_alone(self) -> bool:
         """Whether any of the policies acts on a partition that no client uses."""
-        return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
+        return bool(self.message_ttl_s or self.own_message_ttl or self.retains
+                    or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
                     or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold
-                    or self.exports or self.remote_clusters)
+                    or self.dead_letter_redeliveries or self.exports or self.remote_clusters)
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether messages may go to a dead letter topic."""
+        return self.dead_letter_expired or self.dead_letter_redeliveries > 0
 
     @property
     def has_quota(self) -> bool:
@@ -181,7 +202,7 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
     """Return the policies that are in force now for a topic or partition."""
     policies = broker_policies(options)
     stored: dict[str, Any] = {}
-    for scope in _scopes(topic):
+    for scope in _scopes(catalogue, topic):
         stored = catalogue.policies.of(scope)
         for policy in TABLE.values() if stored else ():       # of two rows with the same field, the later is stronger
             if policy.name in stored:
@@ -192,6 +213,8 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
         policies = replace(policies, remote_clusters=_remotes(catalogue, topic, policies, options))
     if policies.exports and is_system(str(topic)):      # nobody analyses the broker's own topics
         policies = replace(policies, export=EXPORTS_NOTHING)
+    if policies.has_dead_letters and (is_system(str(topic)) or _takes_dead_letters(topic, policies)):
+        policies = _without_dead_letters(policies, has_own_ttl="messageTTL" in stored)
     if not stored:
         return policies
     each = TABLE["subscriptionDispatchRate"]      # `stored` is the last scope's now: the topic's
@@ -200,13 +223,39 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
     return replace(policies, dispatch_rates_of=tuple(rates))
 
 
+def _takes_dead_letters(topic: TopicName, policies: Policies) -> bool:
+    """Whether a topic gets the dead letters of others: it has none itself, or they would go around for ever."""
+    name = topic.base.local_name
+    return name.endswith(DEAD_LETTERS) or name == policies.dead_letter_topic
+
+
+def refuse_own_letters(topic: TopicName, value: dict[str, Any]) -> None:
+    """Raise Invalid for a policy of dead letters of a topic that gets those of others: it would have no effect."""
+    name = topic.base.local_name
+    if value.get("deadLetterTopic") == name:
+        raise Invalid("deadLetterTopic names the topic itself, whose letters would go around for ever")
+    if name.endswith(DEAD_LETTERS) or is_system(str(topic)):
+        raise Invalid(f"{name} gets dead letters, as its name says, or is the broker's own: it has none itself")
+
+
+def _without_dead_letters(policies: Policies, *, has_own_ttl: bool) -> Policies:
+    """Return the policies of a topic that has no dead letters, because it gets those of others.
+
+    Expired messages do not expire there once more.  has_own_ttl: a time to live is set for this topic itself.
+    """
+    if policies.dead_letter_expired:
+        ttl_s = policies.message_ttl_s if has_own_ttl else 0
+        policies = replace(policies, message_ttl_s=ttl_s, own_message_ttl=False)
+    return replace(policies, dead_letter_redeliveries=0, dead_letter_expired=False)
+
+
 def _remotes(catalogue: Catalogue, topic: TopicName, policies: Policies, options: StorageOptions) -> tuple[str, ...]:
     """Return the clusters to which a topic's messages go, sorted; none for topics of the broker's own or without files.
 
     A name without a record is left out: after a change of `cluster_name`, lists still have this broker's former name.
     """
     others = set(policies.replication_clusters) - {options.cluster_name}
-    if not others or not topic.is_persistent or is_system(str(topic)):
+    if not others or topic.domain != "persistent" or is_system(str(topic)) or catalogue.topics.whole(topic).is_scalable:
         return ()
     return tuple(sorted(others & catalogue.policies.of(CLUSTERS).keys()))
 
@@ -225,15 +274,20 @@ def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tup
     return to.get("brokerServiceUrl") or "", to.get("brokerServiceUrlTls") or ""
 
 
-def _scopes(topic: TopicName) -> tuple[str, str]:
+def _scopes(catalogue: Catalogue, topic: TopicName) -> tuple[str, str]:
     """Return the scopes whose policies apply to a topic, the weaker first: its namespace and its base name."""
-    return topic.namespace, str(topic.base)
+    return topic.namespace, str(catalogue.topics.whole(topic))
 
 
 def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: StorageOptions) -> Any:
     """Return the value of a policy that is in force for a topic, in stored form; None without a value."""
+    return layered(catalogue, _scopes(catalogue, topic), policy, options)
+
+
+def layered(catalogue: Catalogue, scopes: Iterable[str], policy: Policy, options: StorageOptions) -> Any:
+    """Return a policy's value in stored form, as the default and these scopes, the weaker first, together set it."""
     in_force = default(policy, options)
-    for scope in _scopes(topic):
+    for scope in scopes:
         value = catalogue.policies.of(scope).get(policy.name)
         if value is not None and policy.is_object:      # fields that this scope leaves open come from the weaker one
             open_parts = [part for part in policy.parts if part.key and value.get(part.json) in (None, part.blank)]

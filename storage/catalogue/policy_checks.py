@@ -2,6 +2,7 @@
 
 They raise Invalid, or OutOfRange.
 """
+import re
 from typing import Any
 
 from geminga.storage.catalogue.policy_values import (
@@ -14,6 +15,7 @@ from geminga.storage.catalogue.policy_values import (
     OutOfRange,
 )
 
+_LOCAL_NAME_MAX = 4_096             # characters of a topic's name; arbitrary
 _DRIVERS = ("S3", "aws-s3", "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss")
 
 
@@ -29,6 +31,23 @@ def retention(kept: dict[str, int]) -> None:
                       " disable retention both limits must be set to 0.")
     if mib > LONG_MAX // MIB:
         raise Invalid("Invalid retention policy: the size limit is too large")
+
+
+def dead_letters(kept: dict[str, Any]) -> None:
+    """Require dead letters to have a cause, and their topic a local name: letters stay within the namespace."""
+    from geminga.proto import names  # the command imports this file at its start, and seldom needs the protocol
+
+    name, keeper = kept.get("deadLetterTopic"), kept.get("initialSubscriptionName", "-")
+    if not keeper.strip() or names.is_reserved_subscription(keeper):
+        raise Invalid("initialSubscriptionName is blank, or a name that the broker keeps for itself")
+    if not (kept["maxRedeliverCount"] or kept["expired"]):
+        raise Invalid("Dead letters need a maxRedeliverCount of 1 or more, or expired")
+    if name is not None and names.is_reserved(name):
+        raise Invalid(f"deadLetterTopic: {name[:80]} is a topic of the broker's own")
+    if name is not None and (not name.strip() or "/" in name or len(name) > _LOCAL_NAME_MAX or not name.isprintable()
+                             or re.search(r"-partition-[0-9]+$", name)):
+        raise Invalid("deadLetterTopic is the name of a topic in the same namespace, without the namespace and without"
+                      " a partition")
 
 
 def quota(kept: dict[str, Any]) -> None:
@@ -92,6 +111,27 @@ def entry_filters(kept: dict[str, Any]) -> None:
     name = kept.get("entryFilterNames", "").split(",")[0]
     raise Invalid(f"Entry filter '{name}' not found" if name else
                   "entryFilterNames can't be empty. To remove entry filters use the remove method.")
+
+
+LABELLED = "allowedTopicPropertyKeysForMetrics"
+LABEL = "[a-zA-Z_][a-zA-Z0-9_]*"       # the name of a label, as Prometheus reads it
+# Labels that series have already; a second one of the name would make the whole scrape unreadable.
+_OWN_LABELS = {"cluster", "namespace", "topic", "subscription", "consumer_name", "consumer_id", "producer_name",
+               "producer_id", "remote_cluster", "quota_type", "reason", "state", "status", "type", "pulsar_cluster",
+               "pulsar_namespace", "pulsar_topic", "instance", "job"}
+
+
+def is_label(name: str) -> bool:
+    """Whether a property of this name can be a label."""
+    return re.fullmatch(LABEL, name) is not None and not name.startswith("__") and name not in _OWN_LABELS
+
+
+def property_keys(kept: list[str]) -> None:
+    for name in kept:
+        if not re.fullmatch(LABEL, name):
+            raise Invalid(f"Label name '{name}' is invalid: must match the regex {LABEL}")
+        if not is_label(name):
+            raise Invalid(f"Label name '{name}' is one that metrics have already, or that Prometheus keeps for itself")
 
 
 def offload(kept: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ A topic's policy is stronger than its namespace's. Of two policies with the same
 
 The command imports this module, and has to start at once: the module imports next to nothing.
 """
+import re
 from typing import Any
 
 from geminga.storage.catalogue import policy_checks as checks
@@ -38,6 +39,7 @@ from geminga.storage.catalogue.policy_values import (
     LONG,
     MIB,
     QUOTA_ACTIONS,
+    REDELIVERIES_MAX,
     STRATEGIES,
     SUBSCRIPTION_TYPES,
     TEXT,
@@ -79,6 +81,12 @@ def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
                  option=Option("--policy -p", required=True)))
 
 
+def _scale_part(name: str, key: str, unit: str = "") -> Part:
+    """Return a part of the policy by which segments split and merge: a time, or a rate in a second."""
+    flag = "--" + re.sub("(?<=[a-z])(?=[A-Z])", "-", name).lower()
+    return Part(name, INTEGER if unit else DECIMAL, key=key, key_values=(0, INT_MAX), option=Option(flag, unit))
+
+
 def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
     """Return the parts of a dispatch rate policy.
 
@@ -117,6 +125,18 @@ TABLE = {policy.name: policy for policy in map(declared, (
                         member="message_ttl_in_seconds"),
         topic=Route(query="messageTTL", refusal="Invalid value for message TTL"),
         where="storage/enforcement/message_ttl.py"),
+    Policy("ownMessageTTL", "Whether messages expire after the time that their property `geminga.ttl` names.", (
+        Part("", BOOLEAN, field="own_message_ttl", key="own_message_ttl"),),
+        where="storage/enforcement/own_ttl.py"),
+    Policy("deadLetter",
+           "Messages that the broker moves to a dead letter topic: delivered too often, or expired.", (
+        Part("maxRedeliverCount", INTEGER, field="dead_letter_redeliveries", default=0, least=0,
+             most=REDELIVERIES_MAX, option=Option("--max-redeliver-count -c")),
+        Part("deadLetterTopic", TEXT, field="dead_letter_topic", option=Option("--dead-letter-topic -dlt")),
+        Part("initialSubscriptionName", TEXT, field="dead_letter_subscription",
+             option=Option("--initial-subscription -is")),
+        Part("expired", BOOLEAN, field="dead_letter_expired", default=False, option=Option("--expired -e"))),
+        where="storage/open_topics/dead_letters.py", check=checks.dead_letters),
     Policy("backlogQuota/destination_storage",
            "Bytes of backlog that the slowest subscription may have, and the effect above.",
         _quota_parts("quota_bytes", "", "quota_bytes_action"),
@@ -148,6 +168,13 @@ TABLE = {policy.name: policy for policy in map(declared, (
              least=WINDOW_MS_MIN, most=WINDOW_MS_MAX, option=Option("--time-partition-granularity -p", "ms"))),
         namespace=Route(member="delayed_delivery_policies", right_to_set="broker"),
         where="storage/enforcement/delay_policy.py", check=checks.delays),
+    Policy("messagePriority",
+           "Whether Shared consumers get messages of higher priority first, and after how long any message is next.", (
+        Part("active", BOOLEAN, field="message_priority", key="message_priority",
+             option=Option(SWITCH, required=True)),
+        Part("ageingSeconds", INTEGER, field="message_priority_ageing_s", key="message_priority_ageing_s", default=0,
+             least=0, option=Option("--ageing -a", "seconds"))),
+        where="storage/dispatch/by_priority.py"),
     Policy("compactionThreshold",
            "Bytes that may come after a compaction before the next one; 0: the topic is not compacted by itself.", (
         Part("", LONG, field="compaction_threshold", key="compaction_threshold_bytes", least=0,
@@ -168,6 +195,10 @@ TABLE = {policy.name: policy for policy in map(declared, (
            "Whether messages stay until they are exported, although no subscription and no other policy needs them.", (
         Part("", BOOLEAN, field="export_before_deletion", key="export_before_deletion"),),
         where="storage/topics/partition.py"),
+    Policy("subscriptionFilters",
+           "Whether subscriptions may have a filter, which says which messages their consumers get.", (
+        Part("", BOOLEAN, field="subscription_filters", key="subscription_filters"),),
+        where="storage/open_topics/filtering.py"),
     Policy("persistence", "Number of storage nodes that keep each entry.", (
         Part("bookkeeperEnsemble", INTEGER, default=2, otherwise=1, option=Option("--bookkeeper-ensemble -e")),
         Part("bookkeeperWriteQuorum", INTEGER, default=2, otherwise=1, option=Option("--bookkeeper-write-quorum -w")),
@@ -224,6 +255,10 @@ TABLE = {policy.name: policy for policy in map(declared, (
         namespace=None, topic=Route(unset=NO_CONTENT, nullable=False, refusal=TOO_LARGE_SIZE, right_to_get="tenant",
                                     right_to_set="tenant"),
         where="storage/owner/publishing.py"),
+    Policy("deletedRetention", "Seconds for which deleted topics and cleared backlogs can be taken back; 0: not.", (
+        Part("", INTEGER, field="deleted_retention_s", key="deleted_retention_s", least=0,
+             option=Option("--time -t", "seconds")),),
+        where="storage/open_topics/kept.py"),
     Policy("inactiveTopicPolicies", "Whether unused topics are deleted, and after how long.", (
         Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), field="inactive_topic_mode", key="inactive_topic_mode",
              option=Option("--delete-mode -m", required=True)),
@@ -243,7 +278,7 @@ TABLE = {policy.name: policy for policy in map(declared, (
         Part("defaultNumPartitions", INTEGER, field="auto_create_partitions", key="auto_create_partitions",
              key_values=(0, 10_000),
              option=Option("--num-partitions -n"))),
-        namespace=Route(member="autoTopicCreationOverride"), topic=None, where="storage/commands/topics.py",
+        namespace=Route(member="autoTopicCreationOverride"), topic=None, where="storage/open_topics/topic_table.py",
         check=checks.auto_creation),
     Policy("autoSubscriptionCreation", "Whether a subscription is created when it is first used.", (
         Part("allowAutoSubscriptionCreation", BOOLEAN, field="auto_create_subscriptions",
@@ -259,7 +294,26 @@ TABLE = {policy.name: policy for policy in map(declared, (
              option=Option("--time -t")),),
         namespace=Route(nullable=False, refusal="Invalid value for subscription expiration time",
                         member="subscription_expiration_time_minutes"),
-        topic=None, where="storage/enforcement/inactive_topics.py"),
+        topic=Route(query="subscriptionExpirationTime", refusal="Invalid value for subscription expiration time"),
+        where="storage/enforcement/inactive_topics.py"),
+    Policy("scalableTopicAutoScale",
+           "When segments of scalable topics split, merge and get more buckets by themselves.", (
+        Part("enabled", BOOLEAN, key="scale_automatically", option=Option(SWITCH)),
+        Part("maxSegments", INTEGER, key="scale_segments_max", key_values=(1, 1_024),
+             option=Option("--max-segments")),
+        Part("minSegments", INTEGER, key="scale_segments_min", key_values=(1, 1_024),
+             option=Option("--min-segments")),
+        Part("maxDagDepth", INTEGER, key="scale_merges_max", key_values=(0, INT_MAX), option=Option("--max-dag-depth")),
+        *(_scale_part(f"{name}Seconds", f"scale_{key}_s", "seconds") for name, key in (
+            ("splitCooldown", "split_cooldown"), ("mergeCooldown", "merge_cooldown"),
+            ("mergeWindow", "merge_window"), ("rebucketCooldown", "rebucket_cooldown"))),
+        _scale_part("splitVsRebucketMinMsgRateInThreshold", "scale_split_for_consumers_messages"),
+        *(_scale_part(f"{change}{rate}Threshold", f"scale_{change}_{key}") for change in ("split", "merge")
+          for rate, key in (("MsgRateIn", "messages_in"), ("BytesRateIn", "bytes_in"),
+                            ("MsgRateOut", "messages_out"), ("BytesRateOut", "bytes_out"))),
+        Part("maxEntryBucketsPerSegment", INTEGER, key="scale_buckets_max", key_values=(1, 1_024),
+             option=Option("--max-entry-buckets-per-segment"))),
+        namespace=Route("scalableTopicAutoScalePolicy"), topic=None, where="storage/scalable/auto_scaling.py"),
     Policy("encryptionRequired", "Whether producers must encrypt their messages.", (
         Part("", BOOLEAN, field="encryption_required", key="encryption_required"),),
         namespace=Route(unset=False, nullable=False, removable=False, member="encryption_required"), topic=None,
@@ -355,6 +409,9 @@ TABLE = {policy.name: policy for policy in map(declared, (
         Part("bookkeeperAffinityGroupSecondary", TEXT, option=Option("--secondary-group -sg"))),
         namespace=Route("persistence/bookieAffinity", unset=NO_CONTENT, right_to_get="broker", right_to_set="broker"),
         topic=None, why="There is one host."),
+    Policy("allowedTopicPropertyKeysForMetrics", "Properties of topics that metrics may have as labels.", (
+        Part("", TEXTS, option=Option("--keys -k")),), namespace=Route(member="allowedTopicPropertyKeysForMetrics"),
+        topic=None, where="supervisor/admin/monitoring/property_labels.py", check=checks.property_keys),
     Policy("publishRate", "Messages and bytes a second that may be published to a topic; 0 or less: no bound.", (
         Part("publishThrottlingRateInMsg", INTEGER, field="publish_messages", key="publish_messages_per_topic",
              default=-1, option=Option("--msg-publish-rate -m")),

@@ -19,6 +19,7 @@ EXPORTS = EXPORTS_NOTHING, EXPORTS_MESSAGES, EXPORTS_COMPACTED = "none", "messag
 STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",
               "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
 TICK_MS_MAX, WINDOW_MS_MIN, WINDOW_MS_MAX = 24 * 3600 * 1000, 1_000, 4 * 7 * 24 * 3600 * 1000
+REDELIVERIES_MAX = 60_000     # an entry's count stops at 65,535, see cursors/entry_counts.py
 DELAY_MS_MAX = 100 * 365 * 24 * 3600 * 1000      # arbitrary: a century
 
 
@@ -74,7 +75,7 @@ def _text(value: Any) -> str:
 
 def _texts(value: Any) -> list[str]:
     if (not isinstance(value, list) or len(value) > _TEXTS_MAX
-            or not all(isinstance(one, str) and len(one) <= _TEXT_MAX for one in value)):
+            or not all(isinstance(item, str) and len(item) <= _TEXT_MAX for item in value)):
         raise ValueError("expected a list of texts")
     return value
 
@@ -91,7 +92,7 @@ def one_of(*choices: str) -> Type:
 def some_of(*choices: str) -> Type:
     """Return the type of a list of some of the choices, stored sorted and without repetitions."""
     def read_choices(value: Any) -> list[str]:
-        if not isinstance(value, list) or not all(isinstance(one, str) and one in choices for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) and item in choices for item in value):
             raise ValueError(f"expected a list of {', '.join(choices)}")
         return sorted(set(value))
     return Type("list", read_choices, choices)

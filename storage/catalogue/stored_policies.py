@@ -15,6 +15,8 @@ from geminga.storage.options import StorageOptions
 # Policies that are rights: of tenants, namespaces and topics.
 ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, AUTH_MODE = RIGHTS = (
     "adminRoles", "permissions", "subscriptionPermissions", "subscriptionAuthMode")
+REPLICATION = "replicationClusters"      # the policy that names the clusters to which messages go
+DEAD_LETTER = "deadLetter"               # the policy by which messages go to dead letter topics
 _OPTIONS = "/options"      # scope of the options that were changed while the broker ran
 
 
@@ -40,6 +42,16 @@ class StoredPolicies:
         if name in RIGHTS:
             self._counters.take("rights")
 
+    def move(self, scope: str, to: str) -> None:
+        """Give another scope the policies of a scope, before its own; grants are added.
+
+        Raises StorageFull, NotDurable.
+        """
+        there = self.of(to)
+        for name, value in self.of(scope).items():
+            self.set(to, name, there.get(name, {}) | value if name == PERMISSIONS else value)
+            self.set(scope, name, None)
+
     def everywhere(self, name: str) -> dict[str, Any]:
         """Return {scope: value} of all scopes that set the policy.  Raises StorageFull."""
         return {scope: json.loads(value) for scope, value in self._database.read(
@@ -47,7 +59,8 @@ class StoredPolicies:
 
     def of_topics(self, namespace: str, name: str) -> dict[str, Any]:
         """Return {topic or partition: value} of the namespace's topics that set the policy.  Raises StorageFull."""
-        return {scope: json.loads(value) for domain in names.DOMAINS for scope, value in self._database.read(
+        domains = (*names.DOMAINS, names.SCALABLE)
+        return {scope: json.loads(value) for domain in domains for scope, value in self._database.read(
             "SELECT scope, value FROM policies WHERE scope > ? AND scope < ? AND name = ?",
             (*names_between(domain, namespace), name))}
 
@@ -90,8 +103,8 @@ class ChangedOptions:
 class Properties:
     """Properties that users set for a namespace, a topic (by its base name) or a subscription (by its id)."""
 
-    def __init__(self, database: Database):
-        self._database = database
+    def __init__(self, database: Database, counters: Counters):
+        self._database, self._counters = database, counters
 
     def of(self, scope: str | int) -> dict[str, str]:
         """Return the properties of a scope, or of the subscription with that id.  Raises StorageFull."""
@@ -109,6 +122,11 @@ class Properties:
             "WHERE partition_id = ?", (partition_id,))
         return {subscription_id: json.loads(value) for subscription_id, value in rows}
 
+    def move(self, scope: str, to: str) -> None:
+        """Give another scope the properties of a scope, before its own.  Raises StorageFull, NotDurable."""
+        self.set(to, self.of(to) | self.of(scope))
+        self.set(scope, {})
+
     def set(self, scope: str | int, properties: dict[str, str]) -> None:
         """Replace all properties of a scope or subscription.  Raises StorageFull, NotDurable.
 
@@ -117,6 +135,8 @@ class Properties:
         self._database.write("DELETE FROM properties WHERE scope = ?", (scope_of(scope),))
         if properties or isinstance(scope, int):
             self._database.write("INSERT INTO properties VALUES (?, ?)", (scope_of(scope), json.dumps(properties)))
+        if isinstance(scope, str) and scope.startswith(f"{names.SCALABLE}://"):
+            self._counters.take("topics")      # consumers of a namespace may ask for topics with certain properties
 
 
 def scope_of(scope: str | int) -> str:

@@ -68,6 +68,11 @@ class StoredSchemas:
             "INSERT INTO schemas VALUES (?, ?, NULL, x'', ?, '{}', x'')", (str(topic), version, now_ms()))
         return version
 
+    def move(self, topic: TopicName, to: TopicName) -> None:
+        """Give another topic all schema versions of a topic instead of its own.  Raises StorageFull, NotDurable."""
+        self.forget(to)
+        self._database.write("UPDATE schemas SET topic = ? WHERE topic = ?", (str(to), str(topic)))
+
     def forget(self, topic: TopicName) -> None:
         """Delete all schema versions of a topic, so that the next version gets number 0.
 

@@ -61,7 +61,7 @@ class Namespaces:
         except sqlite3.IntegrityError:
             return False
         self._policies.delete_scopes(name)
-        for domain in names.DOMAINS:
+        for domain in (*names.DOMAINS, names.SCALABLE):
             first, last = names_between(domain, name)
             self._schemas.forget_between(first, last)
             self._policies.delete_scopes(*self._database.column(

@@ -10,8 +10,10 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.commands import schema_admission
 from geminga.storage.commands.producers import reaches_address_limit
-from geminga.storage.commands.requests import carries_out, log_consumer, park, probe, succeed, withdraw
+from geminga.storage.commands.requests import carries_out, log_consumer, park, withdraw
 from geminga.storage.commands.subscriptions import (
     NAME_MAX,
     check_name,
@@ -24,27 +26,48 @@ from geminga.storage.commands.subscriptions import (
     set_properties,
     set_replicated,
 )
-from geminga.storage.commands.topics import find_or_create, forget_if_idle
+from geminga.storage.cursors.dead_entries import DELIVERIES
 from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
-from geminga.storage.dispatch import DISPATCHERS, ranges
+from geminga.storage.dispatch import DISPATCHERS, dispatcher_for, ranges
+from geminga.storage.dispatch.entry_buckets import EntryBuckets, may_follow, share
+from geminga.storage.dispatch.exclusive import Exclusive
+from geminga.storage.filters.sieve import FILTER
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.open_topics import acknowledge, dead_letters, filtering
+from geminga.storage.open_topics.answers import probe, succeed
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.compacted_views import CompactedViews
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.discovery import Discovery
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.publish_gate import PublishGate
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.session import Session
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.runtime.log import DEBUG, log
-from geminga.storage.schemas import registry
-from geminga.storage.topics import acknowledge
+from geminga.storage.scalable.inheritance import Inheritance
 from geminga.storage.topics.non_persistent import NonPersistentTopic
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Dispatcher, Obstacle, Subscription, SubType, Topic, busy
+from geminga.storage.topics.subscription import (
+    SPREAD,
+    Consumer,
+    Dispatcher,
+    Obstacle,
+    Subscription,
+    SubType,
+    Topic,
+    busy,
+)
 
 QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: deaths after which an entry is parked
 _DEATHS_MAX = 10_000
 _UNREADABLE_MAX = 100                     # unreadable entries that clients may report in a minute; enough for an alarm
 
 
-def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
+def subscribe(decisions: Decisions, clients: Clients, topics: TopicTable, discovery: Discovery, views: CompactedViews,
+              inheritance: Inheritance, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
     """SUBSCRIBE: attach a consumer to a subscription, or answer again if the connection already has the consumer.
 
     probed: whether the connection of the consumer that is in the way has answered a PING.
@@ -52,61 +75,104 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     request = command.subscribe
     existing = session.consumers.get(request.consumer_id)
     if existing is not None:
-        return _answer_ready(owner, existing, request.request_id)
+        return _answer_ready(decisions, clients, existing, request.request_id)
     if session.is_replicator:
-        return _subscribe_replicator(owner, session, request)
-    _refuse_unsupported(owner, request)
-    deaths_max = _deaths_max(request)
-    topic = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
-    _refuse_one_too_many(owner, session, topic, request)
+        return _subscribe_replicator(decisions, clients, topics, session, request)
+    _refuse_unsupported(topics, request)
+    deaths_max, filter_text = _deaths_max(request), _filter(request)
+    topic = topics.find_or_create(names.parse(request.topic), may_create=request.force_topic_creation)
+    _refuse_one_too_many(clients, topics.options, session, topic, request)
+    known = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
+    filtering.refuse(topic, known, filter_text)
     if request.HasField("schema"):
-        registry.admit_consumer(owner, topic, request.schema)
+        schema_admission.admit_consumer(topics.catalogue, decisions.counters, topic, request.schema)
     rate = topic.rate_limits.subscribed if topic.rate_limits is not None else None
     client = session.host, request.consumer_name, request.consumer_id
-    if rate is not None and not rate.may(client, owner.now_ms):
+    if rate is not None and not rate.may(client, decisions.now_ms):
         raise Refusal(api.NotAllowedError, "Subscribe limited by subscribe rate limit per consumer.")
-    subscription = _find_or_create_subscription(owner, topic, request)
-    consumer = _new_consumer(owner, session, request, subscription)
+    if _is_late(topics, topic, request):
+        assert isinstance(topic, Partition), topic
+        if inheritance.park(session, command, topic):
+            return None
+        decisions.acknowledged[topic] = None      # at the end it has drained the segment
+    subscription = _find_or_create_subscription(decisions, clients, topics.catalogue, discovery, topic, request)
+    if request.subType not in SPREAD:      # a cumulative acknowledgement would take what is on its way
+        _refuse_while_undone(subscription)
+    consumer = _new_consumer(decisions, clients, session, request, subscription)
     if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
         holder = obstacle.holder
         if not probed and (holder.worker, holder.connection) != session.key:
-            return park(owner, session, command, holder.worker, holder.connection)
+            return park(decisions, clients, session, command, holder.worker, holder.connection)
     if rate is not None:
-        rate.count(client, owner.now_ms)
+        rate.count(client, decisions.now_ms)
     if obstacle is not None:
         raise obstacle.refusal
-    _configure_subscription(owner, subscription, request, deaths_max)
+    _configure_subscription(decisions, topics.catalogue, views, subscription, request, deaths_max)
     active = _dispatcher(subscription).active
     if active is not None and (active.worker, active.connection) != session.key:
-        probe(owner, active.worker, active.connection)      # the newcomer waits for it to leave
-    _attach(owner, session, consumer)
-    _answer_ready(owner, consumer, request.request_id)
-    owner.wake(topic)
+        probe(decisions, active.worker, active.connection)      # the newcomer waits for it to leave
+    _attach(decisions, clients, session, consumer)
+    _answer_ready(decisions, clients, consumer, request.request_id)
+    decisions.wake(topic)
 
 
-def _subscribe_replicator(owner: OwnerContext, session: Session, request: api.CommandSubscribe) -> None:
-    """Attach the consumer of the broker's own replicator to a replication cursor.
+def _subscribe_replicator(decisions: Decisions, clients: Clients, topics: TopicTable, session: Session,
+                          request: api.CommandSubscribe) -> None:
+    """Attach the consumer of the broker's own replicator to a replication cursor, or the one that moves dead letters.
 
     The consumer takes the place of an earlier one at once: the replicator was started anew, and its former process may
     hang. No policy about consumers holds for it.  Raises Refusal if the topic has no such cursor.
     """
-    topic = owner.partition(names.parse(request.topic))
+    topic = topics.find(names.parse(request.topic))
     subscription = None if topic is None else topic.subscriptions.get((request.subscription, True))
+    undoes = any(one.key == names.UNDOES for one in request.metadata)
+    if subscription is not None and subscription.remote is None and (undoes or dead_letters.may_have(subscription)):
+        _refuse_while_undone(subscription, undoes=undoes)
+        return _attach_mover(decisions, clients, topics, session, request, subscription)
     if topic is None or subscription is None or subscription.remote is None:
         raise Refusal(api.SubscriptionNotFound, f"{request.topic} has no replication cursor {request.subscription}")
     if request.subType != SubType.Exclusive:
         raise Refusal(api.NotAllowedError, "A replication cursor has one consumer, of type Exclusive")
-    close_consumers(owner, subscription)
-    consumer = _new_consumer(owner, session, request, subscription)
+    close_consumers(decisions, clients, subscription)
+    consumer = _new_consumer(decisions, clients, session, request, subscription)
     consumer.takes_any_schema = True      # else the first schema of the topic would be refused, as if somebody read it
     subscription.kind, subscription.dispatcher = SubType.Exclusive, DISPATCHERS[SubType.Exclusive](subscription)
-    _attach(owner, session, consumer)
-    _answer_ready(owner, consumer, request.request_id)
-    owner.wake(topic)
+    _attach(decisions, clients, session, consumer)
+    _answer_ready(decisions, clients, consumer, request.request_id)
+    decisions.wake(topic)
+
+
+def _attach_mover(decisions: Decisions, clients: Clients, topics: TopicTable, session: Session,
+                  request: api.CommandSubscribe, subscription: Subscription) -> None:
+    """Attach the consumer that moves a subscription's dead letters, in place of an earlier one."""
+    if (earlier := subscription.mover) is not None:
+        if (other := clients.sessions.of(earlier)) is not None:
+            other.consumers.pop(earlier.consumer_id, None)
+        remove_consumer(decisions, clients, topics, other or session, earlier)
+    mover = _new_consumer(decisions, clients, session, request, subscription)
+    dead_letters.attach(subscription, mover, mover.metadata.get(names.MOVER_ERROR, ""))
+    session.consumers[mover.consumer_id] = mover
+    clients.consumers.by_handle[mover.handle] = mover
+    decisions.counters.add("consumers")
+    _answer_ready(decisions, clients, mover, request.request_id)
+
+
+def _refuse_while_undone(subscription: Subscription, *, undoes: bool = False) -> None:
+    """Raise Refusal while a redrive to a subscription is being undone.  undoes: whether the newcomer does the same."""
+    if not undoes and dead_letters.is_undone(subscription):
+        raise Refusal(api.ConsumerBusy, "A redrive to the subscription is being undone; try again when it has ended")
+
+
+def _is_late(topics: TopicTable, topic: Topic, request: api.CommandSubscribe) -> bool:
+    """Whether a SUBSCRIBE makes a durable subscription on a segment that is sealed already."""
+    return (isinstance(topic, Partition) and topic.is_terminated and request.durable
+            and (request.subscription, True) not in topic.subscriptions and topic.policies.auto_create_subscriptions
+            and topics.catalogue.scalable_topics.is_sealed_for(topic.name))
 
 
 def _find_or_create_subscription(
-    owner: OwnerContext, topic: Partition | NonPersistentTopic, request: api.CommandSubscribe,
+    decisions: Decisions, clients: Clients, catalogue: Catalogue, discovery: Discovery,
+    topic: Partition | NonPersistentTopic, request: api.CommandSubscribe,
 ) -> Subscription:
     """Return the subscription that a SUBSCRIBE names.
 
@@ -114,42 +180,49 @@ def _find_or_create_subscription(
     """
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
     if subscription is None:
-        return new_subscription(owner, topic, request)
-    is_free = not subscription.consumers and subscription not in owner.expected_readers      # a seek takes precedence
+        return new_subscription(decisions, catalogue, discovery, topic, request)
+    is_sought = subscription in clients.consumers.expected_readers      # a seek takes precedence
+    is_free = not (subscription.consumers or is_sought)
     if isinstance(topic, Partition) and request.start_message_rollback_duration_sec and is_free:
-        reset_subscription(owner, subscription, rolled_back(owner, topic, request))
+        reset_subscription(decisions, subscription, rolled_back(decisions, topic, request))
     return subscription
 
 
 def _configure_subscription(
-    owner: OwnerContext, subscription: Subscription, request: api.CommandSubscribe, deaths_max: int,
+    decisions: Decisions, catalogue: Catalogue, views: CompactedViews, subscription: Subscription,
+    request: api.CommandSubscribe, deaths_max: int,
 ) -> None:
     """Apply the properties, the quarantine and `read_compacted` of a SUBSCRIBE to its subscription."""
     topic = subscription.partition
-    topic.now_ms = owner.now_ms
+    topic.now_ms = decisions.now_ms
     is_first = topic.is_persistent and not subscription.consumers
     if is_first or (topic.is_persistent and deaths_max):      # a later consumer cannot switch quarantine off
         subscription.deaths_max = deaths_max
-    if request.subscription_properties and not subscription.has_own_properties:
-        set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
+    properties = {one.key: one.value for one in request.subscription_properties}
+    if (filter_text := _filter(request)) is not None:
+        properties[FILTER] = filter_text
+    if properties and not subscription.has_own_properties:
+        set_properties(decisions, catalogue, subscription, properties)
     if request.replicate_subscription_state and subscription.is_durable and not subscription.is_replicated:
-        set_replicated(owner, subscription, True)
+        set_replicated(decisions, catalogue, subscription, True)
     if is_first:
-        owner.views.begin(subscription, reads_compacted=request.read_compacted)
+        views.begin(subscription, reads_compacted=request.read_compacted)
 
 
-def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
+def _attach(decisions: Decisions, clients: Clients, session: Session, consumer: Consumer) -> None:
     """Attach the consumer to its subscription, and enter it in the tables of the owner and of its connection."""
     subscription = consumer.subscription
+    if subscription.consumers and type(subscription.dispatcher) is Exclusive:      # which it follows
+        share(subscription)
     subscription.attach(consumer)
     subscription.partition.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
-    owner.consumers[consumer.handle] = consumer
-    owner.counters.add("consumers")
-    _keep_type(owner, subscription)
+    clients.consumers.by_handle[consumer.handle] = consumer
+    decisions.counters.add("consumers")
+    _keep_type(decisions, subscription)
 
 
-def _keep_type(owner: OwnerContext, subscription: Subscription) -> None:
+def _keep_type(decisions: Decisions, subscription: Subscription) -> None:
     """Keep the type of a subscription's consumers, which reports tell when nobody is connected.
 
     No answer waits for a sync: a power cut at once after a change of the type may leave the type before.
@@ -161,19 +234,21 @@ def _keep_type(owner: OwnerContext, subscription: Subscription) -> None:
     cursor.last_type = subscription.kind
     if cursor.is_durable:
         assert isinstance(topic, Partition), subscription
-        owner.note(topic, journal_ops.type_changed(topic.partition_id, cursor.subscription_id, subscription.kind))
+        decisions.note(topic, journal_ops.type_changed(topic.partition_id, cursor.subscription_id, subscription.kind))
 
 
 def _new_consumer(
-    owner: OwnerContext, session: Session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
+    decisions: Decisions, clients: Clients, session: Session, request: api.CommandSubscribe,
+    subscription: Subscription) -> Consumer:
     """Return the consumer that a SUBSCRIBE asks for, not yet entered in any table."""
     shared = request.keySharedMeta
     return Consumer(
-        owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
-        session.protocol_version, subscription, owner.now_ms, priority=request.priority_level,
+        clients.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
+        session.protocol_version, subscription, decisions.now_ms, priority=request.priority_level,
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         ranges=_ranges(request),
         is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery,
+        shares_buckets=_shares_buckets(request),
         metadata={one.key: one.value for one in request.metadata},
         takes_any_schema=request.HasField("schema") and request.schema.type == api.Schema.AutoConsume)
 
@@ -188,6 +263,10 @@ def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
     return [(one.start, one.end) for one in shared.hashRanges] if is_sticky else None
 
 
+def _shares_buckets(request: api.CommandSubscribe) -> bool:
+    return request.subType == SubType.Key_Shared and request.keySharedMeta.entryBucketDispatch
+
+
 def _obstacle(subscription: Subscription, kind: "SubType.ValueType", consumer: Consumer) -> Obstacle | None:
     """Return what prevents the consumer from attaching to the subscription, None if it may attach.
 
@@ -195,10 +274,15 @@ def _obstacle(subscription: Subscription, kind: "SubType.ValueType", consumer: C
     """
     first = subscription.first_consumer
     if first is None:
-        subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
+        subscription.kind, subscription.dispatcher = kind, dispatcher_for(subscription, kind, consumer)
+    elif may_follow(subscription, kind, consumer):
+        dispatcher = subscription.dispatcher
+        return dispatcher.obstacle(consumer) if isinstance(dispatcher, EntryBuckets) else None
     elif subscription.kind != kind:
         text = f"Subscription is of different type: it has a consumer of type {subscription.kind_name}"
         return Obstacle(first, busy(text))
+    elif isinstance(subscription.dispatcher, EntryBuckets) and not consumer.shares_buckets:
+        return Obstacle(first, busy("Subscription is of different type: another Key_Shared policy"))
     return _dispatcher(subscription).obstacle(consumer)
 
 
@@ -218,18 +302,32 @@ def _deaths_max(request: api.CommandSubscribe) -> int:
     return 0
 
 
-def _is_subscribed(owner: OwnerContext, request: api.CommandSubscribe) -> bool:
+def _filter(request: api.CommandSubscribe) -> str | None:
+    """Return the filter that a SUBSCRIBE asks for, None without one.
+
+    Some clients have no properties of subscriptions: these set it as a property of the consumer.  Raises Refusal.
+    """
+    asked = {one.value for one in (*request.metadata, *request.subscription_properties) if one.key == FILTER}
+    if len(asked) > 1:
+        raise Refusal(api.NotAllowedError, f"{FILTER}: more than one filter")
+    text = next(iter(asked), None)
+    if isinstance(text, bytes):      # the protobuf library returns a string that is not UTF-8 as bytes
+        raise Refusal(api.NotAllowedError, f"{FILTER}: the filter is not UTF-8")
+    return text
+
+
+def _is_subscribed(topics: TopicTable, request: api.CommandSubscribe) -> bool:
     topic = names.parse(request.topic)
-    partition = owner.partition(topic) if topic.is_persistent else None
+    partition = topics.find(topic) if topic.is_persistent else None
     return partition is not None and (request.subscription, True) in partition.subscriptions
 
 
-def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> None:
+def _refuse_unsupported(topics: TopicTable, request: api.CommandSubscribe) -> None:
     """Refuse a SUBSCRIBE that no topic could carry out, before a topic or subscription is created for it."""
     check_name(request.subscription)
-    if names.is_blank(request.subscription) and not _is_subscribed(owner, request):
+    if names.is_blank(request.subscription) and not _is_subscribed(topics, request):
         check_new_name(request.subscription)
-    if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
+    if request.subType == SubType.Key_Shared and not topics.options.current.key_shared_enabled:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
     if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):
         raise Refusal(api.NotAllowedError, "read_compacted is for Exclusive and Failover subscriptions")
@@ -237,13 +335,26 @@ def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> N
         raise Refusal(api.NotAllowedError, "read_compacted is for persistent topics")
     if len(request.consumer_name) > NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Consumer name longer than {NAME_MAX} characters")
-    if (wanted := _ranges(request)) is not None:
+    if _shares_buckets(request):
+        _check_buckets(request)
+    elif (wanted := _ranges(request)) is not None:
         ranges.check(wanted)
         if request.read_compacted:      # a compacted view does not have the keys' hashes
             raise Refusal(api.NotAllowedError, "read_compacted is not for consumers with ranges of key hashes")
 
 
-def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, request: api.CommandSubscribe) -> None:
+def _check_buckets(request: api.CommandSubscribe) -> None:
+    """Refuse a consumer that cannot share a segment by its entry buckets."""
+    shared = request.keySharedMeta
+    if not names.parse(request.topic).is_segment:
+        raise Refusal(api.NotAllowedError, "Entry buckets are for segments of scalable topics")
+    if shared.keySharedMode != api.STICKY or shared.allowOutOfOrderDelivery:
+        raise Refusal(api.ConsumerAssignError, "Entry buckets need the policy STICKY, in order")
+    ranges.check_buckets(_ranges(request) or [])
+
+
+def _refuse_one_too_many(clients: Clients, options: OptionsInForce, session: Session, topic: Topic,
+                         request: api.CommandSubscribe) -> None:
     """Refuse a consumer whose type policies exclude, or which exceeds their number of consumers."""
     policies, kind = topic.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
@@ -252,7 +363,7 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
     if policies.max_consumers and sum(len(one.consumers) for one in subscriptions) >= policies.max_consumers:
         raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
     consumers = itertools.chain.from_iterable(one.consumers for one in subscriptions)      # only looked at if limited
-    if reaches_address_limit(owner, session, topic, owner.options.max_same_address_consumers_per_topic, consumers):
+    if reaches_address_limit(clients, session, topic, options.current.max_same_address_consumers_per_topic, consumers):
         raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
     limit = min(policies.max_consumers_per_subscription or CONSUMERS_MAX, CONSUMERS_MAX)
@@ -260,71 +371,82 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
         raise Refusal(api.ConsumerBusy, "Subscription reached max consumers limit")
 
 
-def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> None:
+def _answer_ready(decisions: Decisions, clients: Clients, consumer: Consumer, request_id: int) -> None:
     """Answer a SUBSCRIBE with SUCCESS, after which the consumer may grant permits."""
     if log.level >= DEBUG:
-        log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
-    owner.outbox(consumer.worker).reply(
+        log_consumer(clients.sessions.of(consumer), "a consumer was made", consumer)
+    decisions.outbox(consumer.worker).reply(
         consumer.connection, responses.success(request_id), request_id=request_id, action=envelope.CONSUMER_READY,
         object_id=consumer.consumer_id, handle=consumer.handle,
         partition=consumer.subscription.partition.name.partition)
-    _tell_epoch(owner, consumer)
+    _tell_epoch(decisions, consumer)
 
 
-def _tell_epoch(owner: OwnerContext, consumer: Consumer) -> None:
+def _tell_epoch(decisions: Decisions, consumer: Consumer) -> None:
     """Tell the worker the epoch with which it sends the consumer's messages from now on."""
     if consumer.epoch is not None:
-        owner.outbox(consumer.worker).reply(
+        decisions.outbox(consumer.worker).reply(
             consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle, handle=consumer.epoch)
 
 
-def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
+def remove_consumer(decisions: Decisions, clients: Clients, topics: TopicTable, session: Session,
+                    consumer: Consumer) -> None:
     """Remove a consumer that its client has closed, or whose connection ended."""
     subscription = consumer.subscription
     if log.level >= DEBUG:
         log_consumer(session, "a consumer was closed", consumer)
-    if owner.consumers.pop(consumer.handle, None) is not None:
-        owner.counters.add("consumers", -1)
-    subscription.partition.now_ms = owner.now_ms
+    if clients.consumers.by_handle.pop(consumer.handle, None) is not None:
+        decisions.counters.add("consumers", -1)
+        clients.consumers.note_closed(consumer)
+    subscription.partition.now_ms = decisions.now_ms
+    if consumer is subscription.mover:
+        return dead_letters.detach(decisions, subscription)
     try:
         subscription.detach(consumer)
     except Exception:      # the dispatcher's state is unknown now, so all consumers subscribe anew
-        close_consumers(owner, subscription)
+        close_consumers(decisions, clients, subscription)
         raise
     if not subscription.consumers:
         subscription.partition.attached.pop(subscription, None)
         if not subscription.is_durable:
             subscription.partition.remove_subscription(subscription)
-    owner.wake(subscription.partition)
-    forget_if_idle(owner, subscription.partition)
+    decisions.wake(subscription.partition)
+    topics.forget_if_idle(subscription.partition)
 
 
-def count_death(owner: OwnerContext, consumer: Consumer) -> None:
+def count_death(decisions: Decisions, consumer: Consumer) -> None:
     """Count a death for each entry that the consumer held when its connection ended.
 
     An entry with too many deaths is parked: it stays in the backlog, and is delivered to no consumer.
     """
     subscription = consumer.subscription
+    if consumer is subscription.mover:
+        return
     for ledger_id, entries in _dispatcher(subscription).held_by(consumer):
         counts = subscription.cursor.deaths.add(ledger_id, entries)
-        acknowledge.note_counts(owner, subscription, format.DIED, ledger_id, entries, counts)
-        parked = subscription.parked(ledger_id, entries)
-        if parked:
-            _dispatcher(subscription).acknowledged(_ledger(subscription, ledger_id), np.array(parked))
-            owner.counters.add("entries_parked", len(parked))
+        acknowledge.note_counts(decisions, subscription, format.DIED, ledger_id, entries, counts)
+        dead_letters.count(decisions, subscription, ledger_id, entries)
+        parked = subscription.parked(ledger_id, entries) if subscription.deaths_max else entries[:0]
+        if subscription.counts_deliveries:
+            dead_letters.bury(decisions, subscription, ledger_id, parked, DELIVERIES)
+        elif len(parked):
+            _dispatcher(subscription).acknowledged(_ledger(subscription, ledger_id), parked)
+            decisions.counters.add("entries_parked", len(parked))
 
 
 @carries_out(T.CLOSE_CONSUMER)
-def close_consumer(owner: OwnerContext, session: Session, request: api.CommandCloseConsumer) -> None:
+def close_consumer(decisions: Decisions, clients: Clients, topics: TopicTable, gate: PublishGate, session: Session,
+                   request: api.CommandCloseConsumer) -> None:
     """CLOSE_CONSUMER: remove the consumer, or withdraw its parked SUBSCRIBE."""
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
-        remove_consumer(owner, session, consumer)
-    withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
-    succeed(owner, session, request.request_id)
+        remove_consumer(decisions, clients, topics, session, consumer)
+        consumer.subscription.may_lack_acks = False      # whoever comes next knows only what has arrived
+    withdraw(clients, gate, session, T.SUBSCRIBE, request.consumer_id)
+    succeed(decisions, session, request.request_id)
 
 
-def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -> None:
+def report_damaged(decisions: Decisions, reports: Reports, session: Session, ack: api.CommandAck) -> None:
     """Log and count entries that a client discarded as unreadable, because they may be damaged on disk."""
     consumer = session.consumers.get(ack.consumer_id)
     if consumer is None:
@@ -333,12 +455,12 @@ def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -
     if not isinstance(topic, Partition):
         return
     for position in {(identity.ledgerId, identity.entryId): None for identity in ack.message_id}:
-        is_known = (topic, position) in owner.unreadable or len(owner.unreadable) >= _UNREADABLE_MAX
+        is_known = (topic, position) in reports.unreadable or len(reports.unreadable) >= _UNREADABLE_MAX
         if not is_known and _dispatcher(consumer.subscription).holds(consumer, position):
-            owner.unreadable.add((topic, position))
+            reports.unreadable.add((topic, position))
             places.append("{}:{}".format(*position))
     if places:
-        owner.counters.add("acks_of_damaged", len(places))
+        decisions.counters.add("acks_of_damaged", len(places))
         why = api.CommandAck.ValidationError.Name(ack.validation_error)
         log.error(f"a client could not read message {', '.join(places)} ({why}); "
                   "geminga verify tells whether it is damaged on disk", code="G122")
@@ -352,7 +474,8 @@ def consumer_of(session: Session, consumer_id: int) -> Consumer:
 
 
 @carries_out(T.UNSUBSCRIBE)
-def unsubscribe(owner: OwnerContext, session: Session, request: api.CommandUnsubscribe) -> None:
+def unsubscribe(decisions: Decisions, clients: Clients, topics: TopicTable, session: Session,
+                request: api.CommandUnsubscribe) -> None:
     """UNSUBSCRIBE: delete the consumer's subscription."""
     consumer = consumer_of(session, request.consumer_id)
     subscription = consumer.subscription
@@ -361,16 +484,17 @@ def unsubscribe(owner: OwnerContext, session: Session, request: api.CommandUnsub
     if len(subscription.consumers) > 1 and not request.force:
         raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]
-    remove_consumer(owner, session, consumer)
-    delete_subscription(owner, subscription)
-    succeed(owner, session, request.request_id, consumer)
+    remove_consumer(decisions, clients, topics, session, consumer)
+    delete_subscription(decisions, clients, topics.catalogue, subscription)
+    succeed(decisions, session, request.request_id, consumer)
 
 
 @carries_out(T.REDELIVER_UNACKNOWLEDGED_MESSAGES)
-def redeliver(owner: OwnerContext, session: Session, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
+def redeliver(decisions: Decisions, session: Session, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or else all that the consumer holds."""
     consumer = session.consumers.get(request.consumer_id)
-    if consumer is None or not consumer.subscription.partition.is_persistent:
+    if consumer is None or not consumer.subscription.partition.is_persistent \
+            or consumer is consumer.subscription.mover:
         return
     subscription = consumer.subscription
     wanted: dict[int, set[int]] = {}
@@ -382,20 +506,22 @@ def redeliver(owner: OwnerContext, session: Session, request: api.CommandRedeliv
                 entries.add(identity.entryId)
         elif _dispatcher(subscription).hears_clients:      # the ledger was deleted while it had the entry
             _dispatcher(subscription).heard({identity.ledgerId: [identity.entryId]})
-            owner.wake(subscription.partition)
+            decisions.wake(subscription.partition)
     if request.message_ids and not wanted:
         return
-    if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
+    if request.HasField("consumer_epoch") and (
+            subscription.kind in (SubType.Exclusive, SubType.Failover) or consumer.is_sole):
         consumer.epoch = request.consumer_epoch
-        _tell_epoch(owner, consumer)
+        _tell_epoch(decisions, consumer)
     held = held_messages(consumer)
     nacked = _dispatcher(subscription).redeliver(
         consumer, {ledger_id: np.array(sorted(entries), np.int64) for ledger_id, entries in wanted.items()})
     for ledger_id, given_back in nacked:
         counts = subscription.cursor.redeliveries.add(ledger_id, given_back)
-        acknowledge.note_counts(owner, subscription, format.REDELIVERED, ledger_id, given_back, counts)
+        acknowledge.note_counts(decisions, subscription, format.REDELIVERED, ledger_id, given_back, counts)
+        dead_letters.count(decisions, subscription, ledger_id, given_back)
     consumer.redelivered += held - held_messages(consumer)
-    owner.wake(subscription.partition)
+    decisions.wake(subscription.partition)
 
 
 def held_messages(consumer: Consumer) -> int:
@@ -413,7 +539,7 @@ def _ledger(subscription: Subscription, ledger_id: int) -> Ledger | CompactedLed
 
 
 @carries_out(T.CONSUMER_STATS)
-def consumer_stats(owner: OwnerContext, session: Session, request: api.CommandConsumerStats) -> None:
+def consumer_stats(decisions: Decisions, session: Session, request: api.CommandConsumerStats) -> None:
     """CONSUMER_STATS: answer with the counters of a consumer of this connection."""
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
@@ -421,8 +547,8 @@ def consumer_stats(owner: OwnerContext, session: Session, request: api.CommandCo
             request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not topic")
     else:
         data = responses.consumer_stats(
-            request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
-    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+            request.request_id, address=session.address, **_statistics(consumer, decisions.now_ms))
+    decisions.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
 def _statistics(consumer: Consumer, now_ms: int) -> dict[str, Any]:

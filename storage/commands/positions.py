@@ -4,12 +4,14 @@ from geminga.proto import responses
 from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage.commands.consumers import consumer_of
-from geminga.storage.commands.requests import carries_out, succeed
+from geminga.storage.commands.requests import carries_out
 from geminga.storage.commands.subscriptions import close_consumers, position_of, reset_subscription
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.answers import succeed
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.session import Session
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Subscription
 
 
@@ -25,7 +27,7 @@ def _stored(subscription: Subscription, what: str) -> Partition:
 
 
 @carries_out(T.SEEK)
-def seek(owner: OwnerContext, session: Session, request: api.CommandSeek) -> None:
+def seek(decisions: Decisions, clients: Clients, session: Session, request: api.CommandSeek) -> None:
     """SEEK: reset the consumer's subscription to a message id or a time.  Its consumers are closed, and reconnect."""
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "SEEK")
@@ -38,17 +40,17 @@ def seek(owner: OwnerContext, session: Session, request: api.CommandSeek) -> Non
         position = partition.mark_delete_before_time(min(request.message_publish_time, (1 << 63) - 1), view)
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
-    close_consumers(owner, subscription)
-    reset_subscription(owner, subscription, position)
+    close_consumers(decisions, clients, subscription)
+    reset_subscription(decisions, subscription, position)
     if start is not None:
-        acknowledge.begin_within(owner, subscription, start, request.message_id.ack_set)
+        acknowledge.begin_within(decisions, subscription, start, request.message_id.ack_set, by_client=True)
     if not subscription.is_durable:
-        owner.expected_readers[subscription] = owner.now_ms
-    succeed(owner, session, request.request_id)
+        clients.consumers.expected_readers[subscription] = decisions.now_ms
+    succeed(decisions, session, request.request_id)
 
 
 @carries_out(T.GET_LAST_MESSAGE_ID)
-def get_last_message_id(owner: OwnerContext, session: Session, request: api.CommandGetLastMessageId) -> None:
+def get_last_message_id(decisions: Decisions, session: Session, request: api.CommandGetLastMessageId) -> None:
     """GET_LAST_MESSAGE_ID: answer with the last message of the topic, and with the mark-delete position."""
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "GET_LAST_MESSAGE_ID")
@@ -58,7 +60,7 @@ def get_last_message_id(owner: OwnerContext, session: Session, request: api.Comm
     data = responses.last_message_id(
         request.request_id, responses.message_id(ledger_id, entry_id, number, batch_index),
         responses.message_id(*mark_delete, number))
-    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+    decisions.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
 def _last_message(partition: Partition, subscription: Subscription) -> tuple[int, int, int]:

@@ -2,25 +2,28 @@
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import is_blank, remote_of
+from geminga.proto.names import is_blank, is_reserved_subscription, remote_of
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands.requests import log_consumer
 from geminga.storage.cursors.cursor import SKIPPED, Cursor
+from geminga.storage.filters.sieve import FILTER, sieve_of
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.ledgers.position import Position
+from geminga.storage.open_topics import dead_letters
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.discovery import Discovery
 from geminga.storage.runtime.log import DEBUG, log
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, Topic
 
 NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary
-_RESERVED = ("pulsar.repl",)              # prefixes of subscription names that brokers keep for themselves
-_RESERVED_NAMES = ("", "pulsar.dedup")
 
 
 def check_name(name: str) -> None:
     """Refuse a subscription name that is reserved or too long, with Pulsar's error code."""
-    if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > NAME_MAX:
+    if not name or is_reserved_subscription(name) or len(name) > NAME_MAX:
         text = f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters"
         raise Refusal(api.ProducerBusy, text)
 
@@ -34,23 +37,25 @@ def check_new_name(name: str) -> None:
         raise Refusal(api.ProducerBusy, "The subscription's name is blank")
 
 
-def new_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:
+def new_subscription(decisions: Decisions, catalogue: Catalogue, discovery: Discovery, topic: Topic,
+                     request: api.CommandSubscribe) -> Subscription:
     """Create the subscription that a SUBSCRIBE asks for.  Raises Refusal, StorageFull."""
     if not isinstance(topic, Partition):
-        _refuse_one_too_many(topic)
+        refuse_one_too_many(topic)
         return topic.add_subscription(request.subscription, Cursor(0, topic.last_confirmed, is_durable=False))
     partition = topic
     if request.durable and not partition.policies.auto_create_subscriptions:
         raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
     if not request.durable:
-        _refuse_one_too_many(partition)
-    position = _beginning(owner, partition, request)
+        refuse_one_too_many(partition)
+    position = _beginning(decisions, discovery, partition, request)
     if request.durable:
-        return create_subscription(owner, partition, request.subscription, position)
+        return create_subscription(decisions, catalogue, partition, request.subscription, position)
     return partition.add_subscription(request.subscription, partition.new_cursor(0, position, is_durable=False))
 
 
-def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
+def _beginning(decisions: Decisions, discovery: Discovery, partition: Partition,
+               request: api.CommandSubscribe) -> Position:
     """Return the mark-delete position at which a SUBSCRIBE's new subscription begins.
 
     A start time in the request overrides everything else.  A message id counts for readers only.  If the id lies behind
@@ -59,119 +64,128 @@ def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSu
     view = partition.view if request.read_compacted else None
     is_earliest = request.initialPosition == api.CommandSubscribe.Earliest
     if request.start_message_rollback_duration_sec:
-        return rolled_back(owner, partition, request)
+        return rolled_back(decisions, partition, request)
     if request.HasField("start_message_id") and not request.durable:
         position = position_of(request.start_message_id)
         if (position[0], position[1] - 1) <= partition.last_confirmed:
             return partition.mark_delete_before(position, view)
-    elif owner.discovery.is_expected(partition, owner.now_ms):
+    elif discovery.is_expected(partition, decisions.now_ms):
         is_earliest = True
     return partition.mark_delete_before(EARLIEST, view) if is_earliest else partition.last_confirmed
 
 
-def rolled_back(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
+def rolled_back(decisions: Decisions, partition: Partition, request: api.CommandSubscribe) -> Position:
     """Return the mark-delete position before the first message published within the SUBSCRIBE's rollback duration."""
     view = partition.view if request.read_compacted else None
-    return partition.mark_delete_before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
+    since_ms = decisions.now_ms - request.start_message_rollback_duration_sec * 1000
+    return partition.mark_delete_before_time(since_ms, view)
 
 
-def _refuse_one_too_many(topic: Topic) -> None:
+def refuse_one_too_many(topic: Topic) -> None:
     """Refuse a subscription that exceeds the number of subscriptions that policies allow."""
     limit = topic.policies.max_subscriptions
     if limit and sum(remote_of(name) is None for name, _ in topic.subscriptions) >= limit:
         raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {topic.name}")
 
 
-def create_subscription(owner: OwnerContext, partition: Partition, name: str, position: Position,
+def create_subscription(decisions: Decisions, catalogue: Catalogue, partition: Partition, name: str, position: Position,
                         properties: dict[str, str] | None = None) -> Subscription:
     """Create a durable subscription with this mark-delete position.  Raises Refusal, StorageFull, NotDurable."""
     if remote_of(name) is None:
-        _refuse_one_too_many(partition)
+        refuse_one_too_many(partition)
     # A cursor may need a ledger that cannot be opened.  Failing later would leave a row in the catalogue.
     cursor = partition.new_cursor(0, position, is_durable=True)
-    cursor.subscription_id = owner.catalogue.subscriptions.create(partition.partition_id, name)
+    cursor.subscription_id = catalogue.subscriptions.create(partition.partition_id, name)
     subscription = partition.add_subscription(name, cursor)
     if properties:
-        set_properties(owner, subscription, properties)
-    _note_beginning(owner, subscription)
+        set_properties(decisions, catalogue, subscription, properties)
+    _note_beginning(decisions, subscription)
     log.info("a subscription was made", topic=partition.name, subscription=name)
     return subscription
 
 
-def set_properties(owner: OwnerContext, subscription: Subscription, properties: dict[str, str]) -> None:
-    """Replace the subscription's properties."""
+def set_properties(decisions: Decisions, catalogue: Catalogue, subscription: Subscription,
+                   properties: dict[str, str]) -> None:
+    """Replace the subscription's properties, and with them its filter."""
+    if properties.get(FILTER) != subscription.properties.get(FILTER):
+        subscription.sieve = sieve_of(properties)
+        subscription.rewind()
     subscription.properties, subscription.has_own_properties = properties, True
     if subscription.is_durable:
-        owner.catalogue.properties.set(subscription.cursor.subscription_id, properties)
-        owner.answer_needs_sync()
+        catalogue.properties.set(subscription.cursor.subscription_id, properties)
+        decisions.answer_needs_sync()
 
 
-def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicated: bool) -> None:
+def set_replicated(decisions: Decisions, catalogue: Catalogue, subscription: Subscription, is_replicated: bool) -> None:
     """Mark the subscription as replicated to other clusters, or take the mark away."""
     subscription.is_replicated = is_replicated
     if subscription.is_durable:
-        owner.catalogue.subscriptions.set_replicated(subscription.cursor.subscription_id, is_replicated)
-        owner.answer_needs_sync()
+        catalogue.subscriptions.set_replicated(subscription.cursor.subscription_id, is_replicated)
+        decisions.answer_needs_sync()
 
 
-def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None:
+def delete_subscription(decisions: Decisions, clients: Clients, catalogue: Catalogue,
+                        subscription: Subscription) -> None:
     """Delete the subscription: close its consumers, and let ledgers be trimmed that only it needed."""
     partition = subscription.partition
-    close_consumers(owner, subscription)
+    close_consumers(decisions, clients, subscription)
     if subscription.is_durable:
         assert isinstance(partition, Partition), subscription
-        owner.catalogue.subscriptions.delete(subscription.cursor.subscription_id)
-        owner.note(partition, journal_ops.subscription_deleted(
+        catalogue.subscriptions.delete(subscription.cursor.subscription_id)
+        decisions.note(partition, journal_ops.subscription_deleted(
             partition.partition_id, subscription.cursor.subscription_id))
-        owner.answer_needs_sync()
+        decisions.answer_needs_sync()
         if partition.transactions is not None:
             partition.transactions.forget_subscription(subscription.cursor.subscription_id)
         partition.remove_subscription(subscription)
-        owner.wake_trimming(partition)
+        decisions.wake_trimming(partition)
         log.info("a subscription was deleted", topic=partition.name, subscription=subscription.name)
     else:      # the end of the last consumer may have removed it already
         partition.remove_subscription(subscription)
 
 
-def reset_subscription(owner: OwnerContext, subscription: Subscription, position: Position) -> None:
+def reset_subscription(decisions: Decisions, subscription: Subscription, position: Position) -> None:
     """Reset the subscription of a stored topic to a mark-delete position; entries behind it are delivered again."""
     partition = subscription.partition
     assert isinstance(partition, Partition), subscription
     partition.reset_cursor(subscription.cursor, position)
-    _note_beginning(owner, subscription)
+    _note_beginning(decisions, subscription)
 
 
-def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
+def _note_beginning(decisions: Decisions, subscription: Subscription) -> None:
     """Note the subscription's mark-delete position in the journal, and deliver from there on."""
     partition, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
         assert isinstance(partition, Partition), subscription
-        owner.note(partition, journal_ops.cursor_reset(
+        decisions.note(partition, journal_ops.cursor_reset(
             partition.partition_id, cursor.subscription_id, cursor.mark_delete, since=cursor.since))
-        owner.count(subscription, SKIPPED, 0)
-        owner.answer_needs_sync()
+        decisions.count(subscription, SKIPPED, 0)
+        decisions.answer_needs_sync()
     subscription.rewind()
 
 
-def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
+def close_consumers(decisions: Decisions, clients: Clients, subscription: Subscription) -> None:
     """Close the subscription's consumers.
 
     Their clients subscribe again, and unacknowledged entries are redelivered.
     """
-    for consumer in list(subscription.consumers):
-        session = owner.sessions.get((consumer.worker, consumer.connection))
+    for consumer in subscription.everyone:
+        session = clients.sessions.of(consumer)
         if session is not None:
             session.consumers.pop(consumer.consumer_id, None)
         if log.level >= DEBUG:
             log_consumer(session, "a consumer was told to go", consumer)
-        if owner.consumers.pop(consumer.handle, None) is not None:
-            owner.counters.add("consumers", -1)
+        if clients.consumers.by_handle.pop(consumer.handle, None) is not None:
+            decisions.counters.add("consumers", -1)
+            clients.consumers.note_closed(consumer)
         data = responses.close_consumer(consumer.consumer_id)
         if subscription.has_moved and (to := subscription.partition.policies.migrated_to):
             data = responses.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
-        owner.outbox(consumer.worker).reply(
+        decisions.outbox(consumer.worker).reply(
             consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
             handle=consumer.handle)
+    if subscription.mover is not None:
+        dead_letters.detach(decisions, subscription)
     subscription.vacate()
     subscription.partition.attached.pop(subscription, None)
 

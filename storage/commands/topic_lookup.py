@@ -2,26 +2,25 @@
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, remote_of
-from geminga.storage.commands import topics
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.topics.non_persistent import NonPersistentTopic
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, Topic
 
 
-def topic_of(owner: OwnerContext, name: TopicName) -> Partition | NonPersistentTopic:
+def topic_of(topics: TopicTable, name: TopicName) -> Partition | NonPersistentTopic:
     """Return the topic of that name, also if it was created but never used.  Raises Refusal."""
-    topic = owner.partition(name) if name.is_persistent else owner.non_persistent.get(name)
+    topic = topics.find(name) if name.is_persistent else topics.non_persistent.get(name)
     if topic is None:
-        if not owner.catalogue.topics.exists(name):
+        if not topics.catalogue.topics.exists(name):
             raise Refusal(api.TopicNotFound, f"Topic {name} not found")
-        topic = topics.find_or_create(owner, name, may_create=False)
+        topic = topics.find_or_create(name, may_create=False)
     return topic
 
 
-def stored(owner: OwnerContext, name: TopicName) -> Partition:
+def stored(topics: TopicTable, name: TopicName) -> Partition:
     """Return the partition of that name.  Raises Refusal if there is none, or for a non-persistent topic."""
-    topic = topic_of(owner, name) if name.is_persistent else None
+    topic = topic_of(topics, name) if name.is_persistent else None
     if not isinstance(topic, Partition):
         raise Refusal(api.NotAllowedError, f"{name} keeps nothing")
     return topic

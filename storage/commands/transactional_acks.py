@@ -22,17 +22,19 @@ from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage.commands.requests import carries_out
 from geminga.storage.commands.subscriptions import position_of
-from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.transaction_acks import TransactionAcks
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
+from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.session import Session
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Subscription
 from geminga.storage.transactions import pending
+from geminga.storage.transactions.held_acks import HeldAcks
 from geminga.storage.transactions.named import NOT_STORED
 
 _WORD = 64
@@ -40,7 +42,8 @@ _IMPLIED_MAX = 1 << 14      # words of ack sets that one command leaves out; a b
 
 
 @carries_out(T.ACK)
-def acknowledge_in_transaction(owner: OwnerContext, session: Session, request: api.CommandAck) -> None:
+def acknowledge_in_transaction(decisions: Decisions, options: OptionsInForce, held_acks: HeldAcks, session: Session,
+                               request: api.CommandAck) -> None:
     """ACK with the id of a transaction.  It is answered if it has a request id.  Raises Refusal."""
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
@@ -50,34 +53,35 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, request: a
         raise Refusal(api.NotAllowedError, "Transactions are not supported on a non-persistent topic")
     transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
     is_added = transaction is not None and _is_added(subscription.partition, subscription, transaction)
-    if transaction is not None and not is_added and owner.held_acks.hold(session, request, subscription, transaction):
+    if transaction is not None and not is_added and held_acks.hold(session, request, subscription, transaction):
         return      # until its coordinator has said whether the subscription was added
     if transaction is None or not is_added or not _may_use(session, subscription.partition, transaction):
         bits = request.txnid_most_bits, request.txnid_least_bits
         raise Refusal(api.TransactionNotFound,
                       "Transaction ({},{}) is not open, or lacks this subscription".format(*bits))
-    _tell_dispatcher(owner, subscription, request)      # also if it is refused, because the messages are gone by now
-    asked = _Reading(owner, subscription, transaction).read(request)
-    consumer.acked_ms = owner.now_ms
+    # Also if the ACK is refused, because the messages are gone by now.
+    _tell_dispatcher(decisions, subscription, request)
+    asked = _Reading(options, subscription, transaction).read(request)
+    consumer.acked_ms = decisions.now_ms
     if subscription.is_durable or _is_open(subscription.partition, transaction):
-        messages = pending.withhold(owner, subscription, transaction, asked)
+        messages = pending.withhold(decisions, subscription, transaction, asked)
         if not subscription.is_spread:      # else the dispatcher has counted what each consumer held
             _active(consumer).acknowledged += messages
     if request.HasField("request_id"):
-        owner.answer_needs_sync()
-        owner.outbox(session.worker).reply(
+        decisions.answer_needs_sync()
+        decisions.outbox(session.worker).reply(
             session.connection, responses.ack_response(request.consumer_id, request.request_id),
             request_id=request.request_id)
 
 
-def _tell_dispatcher(owner: OwnerContext, subscription: Subscription, request: api.CommandAck) -> None:
+def _tell_dispatcher(decisions: Decisions, subscription: Subscription, request: api.CommandAck) -> None:
     """Tell the dispatcher which whole entries the client is done with."""
     dispatcher = subscription.dispatcher
     if dispatcher is not None and dispatcher.hears_clients and request.ack_type == api.CommandAck.Individual:
         for identity in request.message_id:
             if not identity.ack_set:
                 dispatcher.heard({identity.ledgerId: [identity.entryId]})
-        owner.wake(subscription.partition)
+        decisions.wake(subscription.partition)
 
 
 def _active(consumer: Consumer) -> Consumer:
@@ -119,8 +123,8 @@ def _is_added(partition: Partition, subscription: Subscription, transaction: int
 class _Reading:
     """An ACK of one transaction, as it is read and compared with what is acknowledged."""
 
-    def __init__(self, owner: OwnerContext, subscription: Subscription, transaction: int):
-        self._takes_parts = owner.options.batch_index_acknowledgement
+    def __init__(self, options: OptionsInForce, subscription: Subscription, transaction: int):
+        self._takes_parts = options.current.batch_index_acknowledgement
         self._subscription, self._transaction = subscription, transaction
         self._cursor, self._withheld = subscription.cursor, subscription.withheld
         assert isinstance(subscription.partition, Partition), subscription
@@ -216,7 +220,8 @@ class _Reading:
         self._implied += max(0, -(-messages // _WORD) - len(words))
         if self._implied > _IMPLIED_MAX:
             raise Refusal(api.NotAllowedError, f"Parts of batches of more than {_WORD * _IMPLIED_MAX} messages")
-        return messages, batch_acks.bits_of(words.tobytes(), messages)
+        assert isinstance(ledger, Ledger | CompactedLedger), ledger
+        return messages, acknowledge.left_of(self._subscription, ledger, entry_id, words.tobytes(), messages)
 
 
 def _conflict(position: Position) -> Refusal:

@@ -4,44 +4,46 @@ from geminga.proto import responses
 from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
 from geminga.storage.commands.requests import carries_out
-from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.session import Session
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.session import Session
+from geminga.storage.transactions.coordinator import Coordinator
 
 
 @carries_out(T.NEW_TXN)
-def new_transaction(owner: OwnerContext, session: Session, request: api.CommandNewTxn) -> None:
+def new_transaction(options: OptionsInForce, coordinator: Coordinator, session: Session,
+                    request: api.CommandNewTxn) -> None:
     """NEW_TXN."""
-    _refuse_disabled(owner)
-    owner.coordinator.new(session, request.request_id, request.tc_id, request.txn_ttl_millis)
+    _refuse_disabled(options)
+    coordinator.new(session, request.request_id, request.tc_id, request.txn_ttl_millis)
 
 
 @carries_out(T.ADD_PARTITION_TO_TXN)
-def add_partitions(owner: OwnerContext, session: Session, request: api.CommandAddPartitionToTxn) -> None:
+def add_partitions(coordinator: Coordinator, session: Session, request: api.CommandAddPartitionToTxn) -> None:
     """ADD_PARTITION_TO_TXN: the transaction may publish to these topics."""
-    owner.coordinator.add(
+    coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
         [(topic, None) for topic in request.partitions], T.ADD_PARTITION_TO_TXN, responses.added_partition)
 
 
 @carries_out(T.ADD_SUBSCRIPTION_TO_TXN)
-def add_subscriptions(owner: OwnerContext, session: Session, request: api.CommandAddSubscriptionToTxn) -> None:
+def add_subscriptions(coordinator: Coordinator, session: Session, request: api.CommandAddSubscriptionToTxn) -> None:
     """ADD_SUBSCRIPTION_TO_TXN: the transaction may acknowledge on these subscriptions."""
-    owner.coordinator.add(
+    coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
         [(each.topic, each.subscription) for each in request.subscription], T.ADD_SUBSCRIPTION_TO_TXN,
         responses.added_subscription)
 
 
 @carries_out(T.END_TXN)
-def end_transaction(owner: OwnerContext, session: Session, request: api.CommandEndTxn) -> None:
+def end_transaction(coordinator: Coordinator, session: Session, request: api.CommandEndTxn) -> None:
     """END_TXN: commit or abort."""
     if not request.HasField("txn_action"):
         raise Refusal(api.InvalidTxnStatus, "END_TXN has no action")
-    owner.coordinator.end(
+    coordinator.end(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits), T.END_TXN,
         responses.ended_transaction, commits=request.txn_action == api.COMMIT)
 
 
-def _refuse_disabled(owner: OwnerContext) -> None:
-    if not owner.options.transactions:
+def _refuse_disabled(options: OptionsInForce) -> None:
+    if not options.current.transactions:
         raise Refusal(api.NotAllowedError, "Transactions are not enabled.")

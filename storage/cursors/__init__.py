@@ -3,6 +3,7 @@
     cursor.py               the mark-delete position and individually acknowledged entries
     batch_acks.py           batches that are acknowledged in part
     entry_counts.py         redeliveries and deaths by entry
+    dead_entries.py         entries that go to the dead letter topic
     pending_acks.py         entries that consumers have and have not acknowledged
     open_transactions.py    what open transactions of a partition have published and acknowledged
     transaction_acks.py     acknowledgements that wait for a commit

@@ -4,7 +4,6 @@ An integer takes memory up to its highest bit.  So an acknowledgement costs as m
 however many messages the batch claims to have.
 """
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +13,14 @@ from geminga.storage.cursors.pending_acks import Entries
 Parts = dict[int, dict[int, int]]      # ledger id -> {entry id: bits}
 
 
-class _HasParts(Protocol):
-    def set_parts(
-        self, ledger_id: int, entry_id: int, numbers: NDArray[np.int64], words: NDArray[np.uint64]
-    ) -> None: ...
-
-
-def words(bits: int) -> NDArray[np.uint64]:
+def words(bits: int, mask: int = 0) -> NDArray[np.uint64]:
     """Return the bits of a batch as 64-bit words (n,), the lowest first.
 
-    Leading zero words are left out; at least one word remains.
+    Leading zero words are left out; at least one word remains.  mask: bits of the batch's messages that a filter has
+    chosen, if they are to follow in as many words.
     """
-    return np.frombuffer(bits.to_bytes(8 * max(1, -(-bits.bit_length() // 64)), "little"), np.uint64)
+    size = 8 * max(1, -(-max(bits, mask).bit_length() // 64))
+    return np.frombuffer(bits.to_bytes(size, "little") + (mask.to_bytes(size, "little") if mask else b""), np.uint64)
 
 
 def bits_of(data: bytes | memoryview, messages: int) -> int:
@@ -76,17 +71,3 @@ def by_batch(rows: NDArray[np.void], numbers: NDArray[np.int64]) -> Iterator[tup
         is_first[1:] |= rows[name][1:] != rows[name][:-1]
     firsts = np.flatnonzero(is_first).tolist()
     return zip(firsts, [*firsts[1:], len(rows)], strict=False)
-
-
-def load(cursors: Mapping[int, _HasParts], rows: NDArray[np.void]) -> None:
-    """Set the bits of partly acknowledged batches that PART_ROWs (n,) hold in cursors, {subscription id: Cursor}.
-
-    Rows of other subscriptions are ignored.
-    """
-    numbers = rows["number"].astype(np.int64)
-    for first, end in by_batch(rows, numbers):
-        subscription_id, ledger_id, entry_id = (
-            int(rows[name][first]) for name in ("subscription_id", "ledger_id", "entry_id")
-        )
-        if subscription_id in cursors:
-            cursors[subscription_id].set_parts(ledger_id, entry_id, numbers[first:end], rows["word"][first:end])

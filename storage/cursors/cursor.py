@@ -17,12 +17,13 @@ acknowledged once all its messages are.
 The journal has every change of a cursor, and the state file all of the cursor as of a checkpoint.  A reader's cursor is
 in memory only.
 """
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursors import batch_acks
+from geminga.storage.cursors.dead_entries import DeadEntries
 from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
@@ -50,6 +51,7 @@ class Cursor:
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
         self.parts: batch_acks.Parts = {}
         self.redeliveries, self.deaths = EntryCounts(), EntryCounts()
+        self.dead = DeadEntries()
         # messages of the partition published before the first one that the totals count
         self.since = since
         self.totals = [0] * len(REASONS)                   # messages
@@ -193,8 +195,23 @@ class Cursor:
         """
         self.mark_delete = position
         self.since, self.totals = since, [0] * len(REASONS)
-        for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):
+        for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths, self.dead):
             kept.clear()
+
+    def copy(self, subscription_id: int) -> "Cursor":
+        """Return a durable cursor of another id that has acknowledged and counted the same."""
+        other = Cursor(subscription_id, self.mark_delete, is_durable=True, since=self.since)
+        other.take_over(self)
+        return other
+
+    def take_over(self, other: "Cursor") -> None:
+        """Acknowledge and count exactly what another cursor does; the totals stay."""
+        self.mark_delete = other.mark_delete
+        self.bitmaps = {ledger_id: bitmap.copy() for ledger_id, bitmap in other.bitmaps.items()}
+        self.parts = {ledger_id: dict(entries) for ledger_id, entries in other.parts.items()}
+        for mine, its in ((self.redeliveries, other.redeliveries), (self.deaths, other.deaths)):
+            mine.arrays = {ledger_id: counts.copy() for ledger_id, counts in its.arrays.items()}
+        self.dead.clear()
 
     def forget(self, ledger_id: int) -> None:
         """Forget the acknowledgements and counts of a deleted ledger."""
@@ -202,6 +219,7 @@ class Cursor:
         self.parts.pop(ledger_id, None)
         self.redeliveries.forget(ledger_id)
         self.deaths.forget(ledger_id)
+        self.dead.forget(ledger_id)
 
     def acknowledged(self, ledger_id: int, first: int, end: int) -> NDArray[np.bool_]:
         """Return whether each of the entries first .. end - 1 of a ledger is acknowledged, (end - first,)."""
@@ -333,3 +351,16 @@ def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
     firsts, ends = runs.T
     counts = ends - firsts
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+
+
+def load_parts(cursors: Mapping[int, Cursor], rows: NDArray[np.void]) -> None:
+    """Set the bits of partly acknowledged batches that PART_ROWs (n,) hold in cursors, by subscription id.
+
+    Rows of other subscriptions are ignored.
+    """
+    numbers = rows["number"].astype(np.int64)
+    for first, end in batch_acks.by_batch(rows, numbers):
+        subscription_id, ledger_id, entry_id = (
+            int(rows[name][first]) for name in ("subscription_id", "ledger_id", "entry_id"))
+        if subscription_id in cursors:
+            cursors[subscription_id].set_parts(ledger_id, entry_id, numbers[first:end], rows["word"][first:end])

@@ -24,6 +24,8 @@ Entries = range | NDArray[np.int64]     # ascending, of one ledger
 
 @dataclass(slots=True)
 class _Held:
+    """The pending entries of one ledger."""
+
     slots: NDArray[np.uint16]     # (entries,), grows
     out: int = 0                  # entries that consumers have
     to_redeliver: int = 0
@@ -56,6 +58,10 @@ class PendingAcks:
             assert held.out or held.to_redeliver or held.waiting, (self, ledger_id)
             assert not len(back) or held.lowest <= back[0], (self, ledger_id)
 
+    def adopt(self, other: "PendingAcks") -> None:
+        """Take over the pending entries of another object, which is not used any more."""
+        self._ledgers, self.to_redeliver = other._ledgers, other.to_redeliver
+
     def give(self, ledger_id: int, entries: Entries, slot: int, *, is_again: bool) -> None:
         """Record that entries are delivered to a consumer.
 
@@ -73,7 +79,7 @@ class PendingAcks:
         """Mark entries that no consumer can take now, and that the dispatcher passes over, to be redelivered."""
         held = self._held(ledger_id, entries[-1])
         held.slots[_index(entries)] = TO_REDELIVER
-        self._count_to_redeliver(held, int(entries[0]), len(entries))
+        self._count_to_redeliver(ledger_id, held, entries)
 
     def set_aside(self, ledger_id: int, entries: Entries, *, is_again: bool) -> None:
         """Mark entries that wait for one consumer; is_again: they were waiting for redelivery."""
@@ -89,7 +95,7 @@ class PendingAcks:
         if held is not None and len(entries):
             held.slots[entries] = TO_REDELIVER
             held.waiting -= len(entries)
-            self._count_to_redeliver(held, int(entries[0]), len(entries))
+            self._count_to_redeliver(ledger_id, held, entries)
 
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Forget acknowledged entries (n,) of a ledger; return the slots (n,) that they had."""
@@ -141,7 +147,7 @@ class PendingAcks:
         taken = []
         for ledger_id, held in self._ledgers.items():
             if held.out and len(entries := np.flatnonzero(held.slots == slot)):
-                self._return(held, entries)
+                self._return(ledger_id, held, entries)
                 taken.append((ledger_id, entries))
         return taken
 
@@ -153,7 +159,7 @@ class PendingAcks:
         known = entries[:np.searchsorted(entries, len(held.slots))]
         mine: NDArray[np.int64] = known[held.slots[known] == slot]
         if len(mine):
-            self._return(held, mine)
+            self._return(ledger_id, held, mine)
         return mine
 
     def entries_to_redeliver(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
@@ -200,13 +206,14 @@ class PendingAcks:
             held.slots = grown
         return held
 
-    def _return(self, held: _Held, entries: NDArray[np.int64]) -> None:
+    def _return(self, ledger_id: int, held: _Held, entries: NDArray[np.int64]) -> None:
         held.slots[entries] = TO_REDELIVER
         held.out -= len(entries)
         assert held.out >= 0, self
-        self._count_to_redeliver(held, int(entries[0]), len(entries))
+        self._count_to_redeliver(ledger_id, held, entries)
 
-    def _count_to_redeliver(self, held: _Held, first: int, count: int) -> None:
+    def _count_to_redeliver(self, ledger_id: int, held: _Held, entries: Entries) -> None:
+        first, count = int(entries[0]), len(entries)
         held.lowest = min(held.lowest, first) if held.to_redeliver else first
         held.to_redeliver += count
         self.to_redeliver += count

@@ -20,6 +20,8 @@ A replicator of another cluster publishes messages of many producers, in the ord
 sequence id counts the position of each entry there (proto/names.py), and always, whether or not the topic
 deduplicates.  Positions leave no gaps, because a replicator sends in their order and leaves some out for good.  A
 replicator may pause for weeks while its cluster cannot be reached, so its position is never too old.
+
+A schedule of the topic is known among the replicators: its position is the planned time of its last message, in ms.
 """
 import itertools
 import struct
@@ -50,6 +52,7 @@ REPLICATORS_MAX = 1_000
 PARTITION_GAPS_MAX = 65_536
 _SUPPOSED_MAX = (1 << 24) - 1     # ids above the highest, as many as an op of the journal can count
 _REPLICATOR = b"repl"         # the end of a replicator's identity
+_SCHEDULE = b"plan" + _REPLICATOR      # the end of a schedule's identity
 _NO_GAPS = MissingIds()
 
 
@@ -60,6 +63,17 @@ def identity(name: str, *, is_replicator: bool = False) -> bytes:
     """
     mark = _REPLICATOR if is_replicator else b""
     return blake2b(name.encode(), digest_size=_HALVES.size - len(mark)).digest() + mark
+
+
+def identity_of_schedule(schedule_id: int) -> bytes:
+    """Return the 16 bytes that stand for a schedule, which names planned times as positions."""
+    return schedule_id.to_bytes(_HALVES.size - len(_SCHEDULE), "little") + _SCHEDULE
+
+
+def schedule_of(identity: bytes) -> int | None:
+    """Return the id of the schedule for which the 16 bytes stand, None if they stand for no schedule."""
+    is_one = identity.endswith(_SCHEDULE)
+    return int.from_bytes(identity[:-len(_SCHEDULE)], "little") if is_one else None
 
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:
@@ -225,6 +239,37 @@ class Progress:
         self.under_way = under_way
 
 
+def united(progresses: Iterable[Progress]) -> Progress:
+    """Return the progress of a producer of whose messages each is in one of several partitions.
+
+    Unfinished chunked messages are left out: their parts are in a partition that takes no others any more.
+    """
+    known = [progress for progress in progresses if progress.last != NONE]
+    last = max((progress.last for progress in known), default=NONE)
+    missing: list[Gap] | None = None
+    for progress in known:
+        gaps = [*progress.missing, *([(progress.reach + 1, last)] if progress.reach < last else [])]
+        missing = gaps if missing is None else _common(missing, gaps)
+    whole = Progress(last, missing=MissingIds().with_gaps(missing) if missing else _NO_GAPS)
+    whole.suppose(max((progress.supposed for progress in known), default=NONE))
+    return whole
+
+
+def _common(some: list[Gap], others: list[Gap]) -> list[Gap]:
+    """Return the ids that are in gaps of both."""
+    found: list[Gap] = []
+    ours, theirs = 0, 0
+    while ours < len(some) and theirs < len(others):
+        first, last = max(some[ours][0], others[theirs][0]), min(some[ours][1], others[theirs][1])
+        if first <= last:
+            found.append((first, last))
+        if some[ours][1] < others[theirs][1]:
+            ours += 1
+        else:
+            theirs += 1
+    return found
+
+
 def _above(progress: Progress) -> list[Gap]:
     """Return the ids above the highest one that are supposed to be stored, as (first, last), if there are any."""
     return [(progress.last + 1, progress.supposed)] if progress.supposed > progress.last else []
@@ -262,7 +307,23 @@ class Sequences:
         if self._gaps > PARTITION_GAPS_MAX:
             self._forget_gaps()
         if len(self.by_replicator) > REPLICATORS_MAX:
-            self.by_replicator.popitem(last=False)
+            self._forget_replicator()
+
+    def _forget_replicator(self) -> None:
+        """Forget the replicator that is inactive longest.  Schedules have a bound of their own."""
+        oldest = next((each for each in self.by_replicator if not each.endswith(_SCHEDULE)), None)
+        if oldest is not None:
+            del self.by_replicator[oldest]
+
+    def keep_schedules(self, kept: set[bytes], count_max: int) -> None:
+        """If more than `count_max` schedules are known, forget all but those with the identities `kept`.
+
+        No op says so: after a kill they may be known again, and are forgotten again.
+        """
+        known = [each for each in self.by_replicator if each.endswith(_SCHEDULE)]
+        for each in known if len(known) > count_max else ():
+            if each not in kept:
+                del self.by_replicator[each]
 
     def leave(self, producer: bytes, now_ms: int) -> None:
         """Count a producer that disconnects as active up to now."""

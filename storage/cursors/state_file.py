@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from geminga.storage import format
 from geminga.storage.cursors import state_v1
-from geminga.storage.cursors.batch_acks import load, words
-from geminga.storage.cursors.cursor import NOBODY, Cursor
+from geminga.storage.cursors.batch_acks import words
+from geminga.storage.cursors.cursor import NOBODY, Cursor, load_parts
 from geminga.storage.cursors.open_transactions import OpenTransactions
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.errors import CorruptFile
@@ -142,6 +142,13 @@ def read(folder: Path, partition_id: int) -> State:
     return state
 
 
+def wrong_copies(raw: bytes, partition_id: int) -> dict[int, str]:
+    """Return {number of a copy, 0 or 1: why it is not whole}."""
+    half = len(raw) // 2
+    copies = {number: why_wrong(raw[number * half:(number + 1) * half], partition_id) for number in (0, 1)}
+    return {number: why for number, why in copies.items() if why}
+
+
 def why_wrong(copy: bytes, partition_id: int) -> str:
     """Return why a copy of the partition's state is not whole, "" if it is."""
     if len(copy) < format.HEADER_SIZE:
@@ -173,7 +180,7 @@ def _decode(copy: bytes) -> State:
         cursor = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
         cursor.totals = totals.tolist()
         state.cursors[subscription_id] = cursor
-    load(state.cursors, parts)
+    load_parts(state.cursors, parts)
     for subscription_id, ledger_id, kind, _, first, size in arrays.tolist():
         by_ledger = _arrays(state.cursors[subscription_id])[kind]
         items = np.frombuffer(copy[at:at + size], np.uint8 if kind == format.ACKS else np.uint16)

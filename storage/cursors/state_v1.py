@@ -13,8 +13,7 @@ import numpy as np
 from crc32c import crc32c
 
 from geminga.storage import format
-from geminga.storage.cursors import batch_acks
-from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.cursors.cursor import Cursor, load_parts
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.position import NOWHERE, Position
 
@@ -103,7 +102,7 @@ def _read_parts(folder: Path, cursors: dict[int, Cursor]) -> None:
         raise CorruptFile(
             path, 0, "parts of batches with their checksum, format version 1", (head["magic"], int(head["version"]))
         )
-    batch_acks.load(cursors, np.frombuffer(rows, format.PART_ROW))
+    load_parts(cursors, np.frombuffer(rows, format.PART_ROW))
 
 
 def _read(path: Path) -> bytes:

@@ -104,12 +104,12 @@ class Amendments:
     def read(self) -> list[str]:
         """Read the file.  Return a line for each damaged row."""
         raw, damage = self._path.read_bytes() if self._path.exists() else b"", []
-        for at in range(0, len(raw) - _ROW.size + 1, _ROW.size):
-            ledger_id, entry_id, after_ms, checksum, _ = _ROW.unpack_from(raw, at)
+        for offset in range(0, len(raw) - _ROW.size + 1, _ROW.size):
+            ledger_id, entry_id, after_ms, checksum, _ = _ROW.unpack_from(raw, offset)
             if crc32c(_ROW.pack(ledger_id, entry_id, after_ms, 0, 0)) == checksum:
                 self._put(ledger_id, entry_id, NEVER_MS if after_ms == _NEVER else after_ms)
             else:
-                damage.append(f"{self._path}: at byte {at}: what was amended there is damaged, and does not count")
+                damage.append(f"{self._path}: at byte {offset}: what was amended there is damaged, and does not count")
         return damage
 
     def forget(self, ledger_id: int) -> None:

@@ -227,6 +227,8 @@ class DelayedIndex:
 
     def advance(self, now_ms: int) -> Released:
         """Clear the bits of entries that are due now, and return them."""
+        # Gathered rows are taken before windows are loaded.  A window that cannot be read has the index rebuilt, which
+        # forgets all rows in memory: those taken by then are still released now, and not a scan later.
         until_ms = self._until(now_ms)
         has_moved = self._move_limit(until_ms)
         due = self.store.take_gathered(until_ms)
@@ -234,7 +236,7 @@ class DelayedIndex:
             self.load_begun(now_ms)
         except CorruptFile as error:
             self.rebuild(str(error))
-        due.append(self.store.take_loaded(until_ms))
+        due.append(self.store.loaded.take(until_ms))
         released = self._release(joined([rows for rows in due if len(rows)]))
         if released or has_moved:
             self._released_ms = now_ms

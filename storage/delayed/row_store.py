@@ -1,6 +1,6 @@
 """The rows of a delayed index, from the publication of entries until they are due: in memory, in files, in memory.
 
-    gather -> fresh -> (thousands of them: a flush) -> files -> (their window begins) -> loaded -> take_loaded
+    gather -> fresh -> (thousands of them: a flush) -> files -> (their window begins) -> loaded -> loaded.take
     gather_amended -> amended -------------------------------------------------------------------> take_gathered
 
 The store knows times and positions, but neither ledgers nor bitmaps: rows that it gives back may be out of date.
@@ -61,17 +61,13 @@ class RowStore:
         """Take out due rows that were in no file, or are on their way into files."""
         return [gathered.take(until_ms) for gathered in (self.fresh, self.amended, self._flushing)]
 
-    def take_loaded(self, until_ms: int) -> DelayedRows:
-        """Take out due rows of windows in memory."""
-        return self.loaded.take(until_ms)
-
     def load_begun(self, until_ms: int, width_ms: int, now_ms: int) -> None:
         """Load windows that begin up to until_ms into memory.  Raises CorruptFile.
 
         width_ms: of near windows; wider ones are split.
         """
-        while self.files.next_ms() <= until_ms:
-            self._load(self.files.next(), width_ms, now_ms)
+        while (window := self.files.next()) is not None and window[0] <= until_ms:
+            self._load(window, width_ms, now_ms)
 
     def _load(self, window: Window, width_ms: int, now_ms: int) -> None:
         """Load a window into memory, or split a wide one into narrower files."""

@@ -56,10 +56,10 @@ def read(path: Path) -> Saved:
         raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
     files = np.frombuffer(raw, format.WINDOW_FILE_ROW, int(head["files"]), size)
     rows = np.frombuffer(raw, format.WAITING_ROW, int(head["bitmaps"]), size + files.nbytes)
-    at, bitmaps = size + files.nbytes + rows.nbytes, {}
+    offset, bitmaps = size + files.nbytes + rows.nbytes, {}
     for ledger_id, first, count in rows.tolist():
-        bitmaps[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, at)))
-        at += count
+        bitmaps[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, offset)))
+        offset += count
     return Saved(
         files={(start, width): WindowFile(in_file, count) for start, width, in_file, count in files.tolist()},
         bitmaps=bitmaps,

@@ -27,12 +27,12 @@ class WaitingEntries:
             return None
         waits = np.zeros(len(entries), bool)
         if isinstance(entries, range):
-            some = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")
-            some = some[entries.start & 7:][:len(entries)]
-            waits[:len(some)] = some
+            bits_of = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")
+            bits_of = bits_of[entries.start & 7:][:len(entries)]
+            waits[:len(bits_of)] = bits_of
         else:
-            known = entries[:np.searchsorted(entries, len(bits) * 8)]
-            waits[:len(known)] = _bits_at(bits, known)
+            within = entries[:np.searchsorted(entries, len(bits) * 8)]
+            waits[:len(within)] = _bits_at(bits, within)
         return waits
 
     def among(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -57,12 +57,15 @@ class WaitingEntries:
         bits = self.bitmaps.get(ledger_id)
         if bits is None:
             return 0
-        left = bits.copy()
+        waiting = bits.copy()
         if (acknowledged := cursor.bitmaps.get(ledger_id)) is not None:
-            left[:len(acknowledged)] &= ~acknowledged[:len(left)]
+            waiting[:len(acknowledged)] &= ~acknowledged[:len(waiting)]
         if ledger_id == cursor.mark_delete[0]:
-            _clear_before(left, cursor.mark_delete[1] + 1)
-        return _count(left)
+            end = cursor.mark_delete[1] + 1
+            waiting[:end >> 3] = 0
+            if end & 7 and end >> 3 < len(waiting):
+                waiting[end >> 3] &= 0xFF << (end & 7) & 0xFF
+        return _count(waiting)
 
     def mark(self, ledger_id: int, first: int, waits: NDArray[np.bool_]) -> None:
         """Set or clear the bits of entries from `first` on, as `waits` (n,) says."""
@@ -74,15 +77,15 @@ class WaitingEntries:
             if bits is not None:
                 grown[:len(bits)] = bits
             bits = self.bitmaps[ledger_id] = grown
-        some, shift = bits[first >> 3:(end + 7) >> 3], first & 7
-        before = _count(some)
-        new = np.zeros(8 * len(some), bool)
+        covered, shift = bits[first >> 3:(end + 7) >> 3], first & 7
+        before = _count(covered)
+        new = np.zeros(8 * len(covered), bool)
         new[shift:shift + len(waits)] = waits
         packed = np.packbits(new, bitorder="little")
-        packed[0] |= some[0] & ((1 << shift) - 1)
-        packed[-1] |= some[-1] & (0xFF << (end - 1 & 7) + 1 & 0xFF)
-        some[:] = packed
-        self.count += _count(some) - before
+        packed[0] |= covered[0] & ((1 << shift) - 1)
+        packed[-1] |= covered[-1] & (0xFF << (end - 1 & 7) + 1 & 0xFF)
+        covered[:] = packed
+        self.count += _count(covered) - before
 
     def clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
         """Clear the bits of these entries.  All of them must be set, and each entry occurs once."""
@@ -125,10 +128,3 @@ def _bits_at(bits: NDArray[np.uint8], entries: NDArray[np.int64]) -> NDArray[np.
 
 def _count(bits: NDArray[np.uint8]) -> int:
     return int(np.bitwise_count(bits).sum(dtype=np.int64))
-
-
-def _clear_before(bits: NDArray[np.uint8], end: int) -> None:
-    """Clear the bits before `end`."""
-    bits[:end >> 3] = 0
-    if end & 7 and end >> 3 < len(bits):
-        bits[end >> 3] &= 0xFF << (end & 7) & 0xFF

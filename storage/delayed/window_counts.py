@@ -38,10 +38,10 @@ class WindowCounts:
         for width in sorted({end - start for start, end in self.entries}):
             times = np.sort(times)
             starts, first, many = np.unique(times // width * width, return_index=True, return_counts=True)
-            left = [self.entries.get((start, start + width), 0) for start in starts.tolist()]
-            taken = np.minimum(many, np.array(left, np.int64))
-            for at in np.flatnonzero(taken).tolist():
-                self.entries[int(starts[at]), int(starts[at]) + width] -= int(taken[at])
+            available = [self.entries.get((start, start + width), 0) for start in starts.tolist()]
+            taken = np.minimum(many, np.array(available, np.int64))
+            for index in np.flatnonzero(taken).tolist():
+                self.entries[int(starts[index]), int(starts[index]) + width] -= int(taken[index])
             times = times[np.arange(len(times)) - np.repeat(first, many) >= np.repeat(taken, many)]
 
     def between(self, first_ms: int, end_ms: int) -> list[tuple[int, int, int]]:

@@ -84,15 +84,16 @@ class WindowFiles:
     def __repr__(self) -> str:
         return f"<WindowFiles files={len(self.files)} loaded={len(self.loaded)} done={len(self.done)}>"
 
-    def next_ms(self) -> int:
-        """Return when the next window that is not in memory begins, NEVER_MS if there is none."""
+    def next(self) -> Window | None:
+        """Return the next window that is not in memory, None if there is none."""
         while self._ahead and (self._ahead[0] not in self.files or self._ahead[0] in self.loaded):
             heapq.heappop(self._ahead)
-        return self._ahead[0][0] if self._ahead else NEVER_MS
+        return self._ahead[0] if self._ahead else None
 
-    def next(self) -> Window:
-        """Return the window that `next_ms` has just found."""
-        return self._ahead[0]
+    def next_ms(self) -> int:
+        """Return when the next window that is not in memory begins, NEVER_MS if there is none."""
+        window = self.next()
+        return NEVER_MS if window is None else window[0]
 
     @property
     def size(self) -> int:
@@ -162,7 +163,7 @@ class WindowFiles:
 
     def blocks(self, window: Window) -> Iterator[Rows]:
         """Iterate over blocks of WINDOW_ROWs in the order in which they were appended.  Raises CorruptFile."""
-        path, size, at = self.path(window), self.files[window].size, 0
+        path, size, offset = self.path(window), self.files[window].size, 0
         try:
             with open(path, "rb") as file:
                 raw = file.read(size)
@@ -170,18 +171,18 @@ class WindowFiles:
             raise CorruptFile(path, 0, "a window of delayed messages", "no file") from error
         if len(raw) < size:
             raise CorruptFile(path, len(raw), f"{size} bytes", "the end of the file")
-        while at < len(raw):
+        while offset < len(raw):
             try:
-                magic, count, checksum, _ = _BLOCK.unpack_from(raw, at)
+                magic, count, checksum, _ = _BLOCK.unpack_from(raw, offset)
             except struct.error as error:
-                raise CorruptFile(path, at, "a whole block", f"{len(raw) - at} bytes") from error
-            begins, ends = at + _BLOCK.size, at + _BLOCK.size + count * _ROW
+                raise CorruptFile(path, offset, "a whole block", f"{len(raw) - offset} bytes") from error
+            begins, ends = offset + _BLOCK.size, offset + _BLOCK.size + count * _ROW
             if magic != format.WINDOW_MAGIC:
-                raise CorruptFile(path, at, "a block of a version that this program knows", f"{magic:#x}")
+                raise CorruptFile(path, offset, "a block of a version that this program knows", f"{magic:#x}")
             if ends > len(raw) or crc32c(memoryview(raw)[begins:ends]) != checksum:
-                raise CorruptFile(path, at, "a block that is whole", "one that is cut, or damaged")
+                raise CorruptFile(path, offset, "a block that is whole", "one that is cut, or damaged")
             yield np.frombuffer(raw, format.WINDOW_ROW, count, begins)
-            at = ends
+            offset = ends
 
     # -- at a start, and at an end
 

@@ -25,10 +25,10 @@ def can_sync_whole(descriptor: int, folder: Path) -> bool:
     syncfs succeeds on every file system.  But on FUSE it only hands written pages to the program that serves the file
     system, and does not tell that program to sync them.
     """
-    found = _Statfs()
-    if _libc.fstatfs(descriptor, ctypes.byref(found)):
+    info = _Statfs()
+    if _libc.fstatfs(descriptor, ctypes.byref(info)):
         raise _error(folder)
-    return found.type & 0xFFFFFFFF in _SYNCED_WHOLE
+    return info.type & 0xFFFFFFFF in _SYNCED_WHOLE
 
 
 def sync_file_system(descriptor: int, folder: Path) -> None:

@@ -90,7 +90,11 @@ class ChunkPins:
         """
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
         flags = ledger.column("flags")[ids]
-        messages = self.messages(ledger, ids, np.flatnonzero(flags & IS_CHUNK))
+        chunks = np.flatnonzero(flags & IS_CHUNK)
+        if not len(chunks):      # mostly, also where nobody knows before
+            yield entries, None, False
+            return
+        messages = self.messages(ledger, ids, chunks)
         is_last = (flags & IS_LAST_CHUNK) != 0
         first = 0
         for at in range(1, len(ids) + 1):

@@ -91,6 +91,21 @@ class Exclusive(Dispatcher):
         return consumer is self.active and position < subscription.read and subscription.has(position) and \
             len(subscription.left_of(position[0], np.array([position[1]]))) > 0
 
+    def takes_appended(self, position: Position, messages: int) -> Consumer | None:
+        for consumer in self.subscription.consumers:
+            return self._if_it_takes(consumer, position, messages)
+        return None
+
+    def _if_it_takes(self, consumer: Consumer, position: Position, messages: int) -> Consumer | None:
+        """Return the active consumer if it is to get all entries from the position on; see `takes_appended`."""
+        subscription = self.subscription
+        cursor = subscription.cursor
+        if subscription.read != position or cursor.bitmaps or cursor.parts or subscription.parks \
+                or subscription.view is not None or subscription.withheld is not None \
+                or consumer.permits < messages or consumer.ranges is not None:
+            return None
+        return consumer
+
     def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
         subscription, consumer = self.subscription, self.active
         batches: list[Batch] = []
@@ -130,7 +145,7 @@ class Exclusive(Dispatcher):
         ledger_id, first = subscription.read
         if ledger_id != ledger.ledger_id or type(ledger) is not Ledger or not ledger.is_mapped or ledger.lost:
             return None
-        if cursor.bitmaps or cursor.parts or consumer.ranges is not None or subscription.deaths_max:
+        if cursor.bitmaps or cursor.parts or consumer.ranges is not None or subscription.parks:
             return None
         if subscription.view is not None or subscription.withheld is not None or subscription.allowance is not None:
             return None

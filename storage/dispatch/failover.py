@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.dispatch.exclusive import Exclusive
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.subscription import Consumer, EntriesOfLedger, Obstacle, Subscription
 
 _RING_POINTS = 100      # of each consumer
@@ -54,6 +55,11 @@ class Failover(Exclusive):
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
         """Redeliver everything unacknowledged, if the consumer is active; one that stands by holds nothing."""
         return super().redeliver(consumer, wanted) if consumer is self.active else []
+
+    def takes_appended(self, position: Position, messages: int) -> Consumer | None:
+        if self._is_stale or self._news or self._active is None:
+            return None
+        return self._if_it_takes(self._active, position, messages)
 
     def news(self) -> list[tuple[Consumer, bool]]:
         if self._is_stale:

@@ -22,7 +22,7 @@ from geminga.proto.sends import IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage.cursors.pending_acks import NOBODY, WAITING, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.chunk_pins import Message
-from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
+from geminga.storage.dispatch.ranges import AutoSplit, Buckets, Consistent, Sticky
 from geminga.storage.dispatch.removed_entries import RemovedEntries
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
@@ -61,7 +61,8 @@ class KeyShared(Shared):
 
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
-        self.ranges: AutoSplit | Consistent | Sticky | None = None       # None until the first consumer attaches
+        # None until the first consumer attaches.
+        self.ranges: AutoSplit | Consistent | Sticky | Buckets | None = None
         self.removed = RemovedEntries()                                  # that consumers still work on
         self._draining: dict[int, Draining] = {}                         # by hash
         self._is_stale = False      # hashes may have got other consumers since _draining was computed
@@ -89,7 +90,8 @@ class KeyShared(Shared):
         if ranges is None or first is None:
             return None
         is_sticky = consumer.ranges is not None
-        if isinstance(ranges, Sticky) != is_sticky or self._is_loose != consumer.is_out_of_order_allowed:
+        is_other = isinstance(ranges, Sticky) != is_sticky or self._is_loose != consumer.is_out_of_order_allowed
+        if is_other or consumer.shares_buckets:
             return Obstacle(first, busy("Subscription is of different type: another Key_Shared policy"))
         holder = ranges.conflict(consumer) if isinstance(ranges, Sticky) else None
         if holder is None:
@@ -102,7 +104,18 @@ class KeyShared(Shared):
             self.ranges = Sticky() if consumer.ranges is not None else self._assignment()()
         self._follow_options()
         super().attach(consumer)
+        self._join(consumer)
+
+    def _join(self, consumer: Consumer) -> None:
+        """Assign hashes to a consumer that has attached."""
+        assert self.ranges is not None and not isinstance(self.ranges, Buckets), self
         self.ranges.add(consumer)
+        self._reassigned()
+
+    def _leave(self, consumer: Consumer) -> None:
+        """Assign the hashes of a consumer that was detached to others."""
+        assert self.ranges is not None and not isinstance(self.ranges, Buckets), self
+        self.ranges.remove(consumer)
         self._reassigned()
 
     def bounds_changed(self) -> None:
@@ -115,7 +128,7 @@ class KeyShared(Shared):
 
     def _follow_options(self) -> None:
         """Assign all hashes anew if the options now want another way."""
-        if self.ranges is None or isinstance(self.ranges, (Sticky, self._assignment())):
+        if not isinstance(self.ranges, AutoSplit | Consistent) or isinstance(self.ranges, self._assignment()):
             return
         self.ranges = self._assignment()()
         for consumer in self.subscription.consumers:
@@ -127,8 +140,7 @@ class KeyShared(Shared):
         assert self.ranges is not None, self
         self.removed.leave(consumer.slot)
         super().detach(consumer)
-        self.ranges.remove(consumer)
-        self._reassigned()
+        self._leave(consumer)
 
     def _reassigned(self) -> None:
         """Note that hashes may have moved; entries are examined once, however many consumers came and went."""
@@ -164,12 +176,17 @@ class KeyShared(Shared):
             if number not in self._draining:
                 self._cleared(draining)
 
+    def hashes_of(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The hashes (n,) by which the entries are assigned, and by which they drain."""
+        assert self.ranges is not None, self
+        return self.ranges.hashes_of(ledger, entries)
+
     def _in_hand(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16], NDArray[np.int64]]]:
         """Yield (ledger id, entries, slots, hashes) of all entries that keep their hashes at the consumers there."""
         if self._is_loose:
             return
         for ledger_id, entries, slots in self.pending.out():
-            yield ledger_id, entries, slots, hashes_of(self._known(ledger_id), entries)
+            yield ledger_id, entries, slots, self.hashes_of(self._known(ledger_id), entries)
         for ledger_id, rows in self.removed:
             yield ledger_id, rows["entry_id"], rows["slot"], rows["hash"]
 
@@ -209,7 +226,7 @@ class KeyShared(Shared):
         is_out = (slots != NOBODY) & (slots < WAITING)
         entries, slots = entries[is_out], slots[is_out]
         if len(entries):
-            hashes = hashes_of(ledger, entries)
+            hashes = self.hashes_of(ledger, entries)
             self._drained(hashes if by_client else self.removed.add(ledger.ledger_id, entries, slots, hashes))
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
@@ -217,7 +234,7 @@ class KeyShared(Shared):
         redelivered = super().redeliver(consumer, wanted)
         self._served = frozenset()
         for ledger_id, entries in redelivered if self._draining else ():
-            self._drained(hashes_of(self._known(ledger_id), entries))
+            self._drained(self.hashes_of(self._known(ledger_id), entries))
         if self.removed:
             for ledger_id, entries in wanted.items():
                 self._drained(self.removed.finish(ledger_id, entries, consumer.slot))
@@ -299,7 +316,7 @@ class KeyShared(Shared):
         """Deliver entries to the consumers that their keys belong to; withhold the rest.  Return how many there are."""
         assert self.ranges is not None, self
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
-        hashes = hashes_of(ledger, ids)
+        hashes = self.ranges.hashes_of(ledger, ids)
         slots = owners = self.ranges.slots(hashes)
         if self.draining:
             is_draining = np.isin(hashes, np.fromiter(self.draining, np.int64))
@@ -320,6 +337,7 @@ class KeyShared(Shared):
                 if chunks:
                     self._pin(consumer, ledger, ids, mine[:count], chunks)
                     self._count_moved(consumer, hashes, mine[:count], owners)
+        # Not left unread: one consumer without permits would stop all others, as reading goes on in order.
         if not is_again and is_left.any():
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)

@@ -1,7 +1,7 @@
 """Hash ranges of Key_Shared subscriptions: the hash of a key lies in a range, and the range belongs to a consumer.
 
-Hashes are 0 .. 65535.  There are three ways to assign them, AutoSplit, Consistent and Sticky.  Each keeps the
-assignment as arrays, so that the slots of many hashes are looked up at once.
+Hashes are 0 .. 65535.  There are four ways to assign them: AutoSplit, Consistent, Sticky, and Buckets for segments of
+scalable topics.  Each keeps the assignment as arrays, so that the slots of many hashes are looked up at once.
 """
 import bisect
 from itertools import pairwise
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.sends import HAS_KEY, IS_CHUNK
+from geminga.proto.layouts import BUCKETS_MAX
+from geminga.proto.sends import HAS_KEY, HASH_BITS, IS_CHUNK, STAMPED
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.subscription import Consumer
 
-HASHES = 1 << 16
+HASHES = 1 << HASH_BITS
 _NOTHING = np.zeros(0, np.int64)
 _RING_POINTS = 100      # of each consumer
 _SPREAD = 0x9E3779B1    # odd: consecutive entries without a key get hashes far apart
@@ -38,7 +39,7 @@ def hashes_of(ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.
 
 
 class Range(NamedTuple):
-    """Hashes first .. last."""
+    """A range of key hashes, from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -63,6 +64,10 @@ class _Regions:
 
     def _lay_out(self) -> None:
         """Compute the regions, before they are read, if that was put off."""
+
+    def hashes_of(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The hashes (n,) by which the entries are assigned, and by which they drain."""
+        return hashes_of(ledger, entries)
 
     def slots(self, hashes: NDArray[np.int64]) -> NDArray[np.uint16]:
         """The slot (n,) that each hash belongs to."""
@@ -225,3 +230,71 @@ class Sticky(_Regions):
         assert (np.diff(ends) >= 0).all(), self      # no ranges overlap
         slots = np.stack((np.zeros(len(self._takers), np.int64), self._takers), 1).ravel()
         self._set(ends, slots)
+
+
+class Buckets(_Regions):
+    """Entry buckets of a segment: ranges that follow each other, which the broker spreads over consumers.
+
+    An entry belongs to a bucket whole.  Its client has stamped it with the lowest hash of its messages' keys, and puts
+    messages of one bucket only into an entry.  So a hash stands for its bucket, and buckets drain as hashes do.
+    """
+
+    def __init__(self, bounds: list[tuple[int, int]]):
+        """bounds: (first, last) of each bucket, as `check_buckets` accepts them."""
+        super().__init__()
+        self.bounds = bounds
+        self._firsts = np.array([first for first, _ in bounds], np.int64)
+        self._ends_of_all = np.array([last + 1 for _, last in bounds], np.int64)
+        self._owners = np.zeros(len(bounds), np.int64)      # slot of each bucket's consumer; 0: nobody's
+
+    def bucket_of(self, hashes: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the numbers (n,) of the entry buckets to which hashes belong."""
+        return np.searchsorted(self._firsts, hashes, side="right") - 1
+
+    def hashes_of(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first hash (n,) of each entry's bucket.
+
+        An entry without a stamp has the hash of its first key; entry ids spread those without either.
+        """
+        hashes = ledger.column("key_hash")[entries].astype(np.int64)
+        keyless = (hashes & STAMPED | ledger.column("flags")[entries] & (HAS_KEY | IS_CHUNK)) == 0
+        hashes[keyless] = entries[keyless] * _SPREAD >> 8
+        firsts: NDArray[np.int64] = self._firsts[self.bucket_of(hashes & HASHES - 1)]
+        return firsts
+
+    def straddling(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> int:
+        """How many of the entries (n,) have messages of several buckets, as their stamps say."""
+        stamps = ledger.column("key_hash")[entries].astype(np.int64)
+        stamps = stamps[stamps & STAMPED != 0]
+        lowest = stamps & HASHES - 1
+        highest = np.minimum(lowest + (stamps >> HASH_BITS & (STAMPED >> HASH_BITS) - 1), HASHES - 1)
+        return int(np.count_nonzero(self.bucket_of(lowest) != self.bucket_of(highest)))
+
+    def spread(self, slots: list[int]) -> None:
+        """Give each of these consumers as many buckets as any other, or one more; move no bucket that may stay."""
+        held: dict[int, list[int]] = {slot: [] for slot in slots}
+        free: list[int] = []
+        for bucket, slot in enumerate(self._owners.tolist()):
+            held.get(slot, free).append(bucket)
+        while held:
+            most, least = max(held, key=lambda slot: len(held[slot])), min(held, key=lambda slot: len(held[slot]))
+            if not free and len(held[most]) - len(held[least]) <= 1:
+                break
+            held[least].append(free.pop(0) if free else held[most].pop())
+        for slot, buckets in (held or {0: free}).items():
+            self._owners[buckets] = slot
+        self._set(self._ends_of_all, self._owners)
+
+
+def check_buckets(bounds: list[tuple[int, int]]) -> None:
+    """Raise Refusal unless these are the bounds of a segment's entry buckets: ascending, without gap or overlap."""
+    if not 0 < len(bounds) <= BUCKETS_MAX:
+        raise Refusal(api.ConsumerAssignError, f"A segment has 1 to {BUCKETS_MAX} entry buckets, not {len(bounds)}")
+    expected = 0
+    for first, last in bounds:
+        if first != expected or last < first:
+            text = f"Entry buckets follow each other from 0 on: [{first}, {last}] does not begin at {expected}"
+            raise Refusal(api.ConsumerAssignError, text)
+        expected = last + 1
+    if expected != HASHES:
+        raise Refusal(api.ConsumerAssignError, f"The last entry bucket ends at {expected - 1}, not at {HASHES - 1}")

@@ -16,7 +16,7 @@ from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.topics.permits import within_permits
 from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, EntriesOfLedger, EntryIds, Subscription
 
-_TURN = 500                # entries in a row to one consumer, if there are enough to go round
+_TURN = 500                # entries in a row to one consumer, if there are as many for each of the others
 _TURNS = 4                 # turns of each consumer, if there are many more entries
 _STRETCH = 1 << 16         # entries examined at once for delays
 _CAUSES_MAX = 100          # consumers listed in one answer for which chunks wait
@@ -52,6 +52,14 @@ class Shared(Dispatcher):
             for slot, count in zip(slots.tolist(), messages.tolist(), strict=True):
                 held[slot] += count
         assert held == [consumer.unacknowledged if consumer else 0 for consumer in self._slots], (self, held)
+
+    def succeed(self, other: "Shared") -> None:
+        """Take over consumers and entries from the subscription's former dispatcher, in whose place this one is."""
+        assert other.subscription is self.subscription, (self, other)
+        self.pending.adopt(other.pending)
+        self.chunks, self.unacknowledged, self.is_blocked = other.chunks, other.unacknowledged, other.is_blocked
+        self.broker_bound, self._last_served = other.broker_bound, other._last_served
+        self._slots, self._free = other._slots, other._free
 
     # -- consumers
 

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policy_values import EVICTION, EXCEPTION, HOLD
 from geminga.storage.cursors.cursor import EVICTED, Cursor
-from geminga.storage.enforcement.publish_gate import Barrier
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.barrier import Barrier
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
-from geminga.storage.topics.watcher import Watcher
 
 _SPARE = 64          # eviction frees this part of the limit more than needed, so that not every publish evicts
 _AGAIN_MS = 1_000    # between two attempts to evict entries that cannot be evicted yet
@@ -43,8 +44,8 @@ class _Count:
 class BacklogQuotas(Watcher):
     """Backlog quotas of one owner's partitions, which are one cause to close the publish gate."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, options: OptionsInForce):
+        self._decisions, self._options = decisions, options
         self._counts: dict[Partition, _Count] = {}      # partitions with a quota
 
     def __repr__(self) -> str:
@@ -58,7 +59,7 @@ class BacklogQuotas(Watcher):
     def watch(self, partition: Partition) -> None:
         """Apply the policies of a partition that was opened, or whose policies have changed."""
         self._counts.pop(partition, None)
-        if partition.policies.has_quota and self._owner.options.backlog_quota_check:
+        if partition.policies.has_quota and self._options.current.backlog_quota_check:
             self._counts[partition] = _Count()
 
     def release(self, partition: Partition) -> None:
@@ -95,14 +96,14 @@ class BacklogQuotas(Watcher):
 
     def _is_too_old(self, partition: Partition) -> bool:
         limit_ms = partition.policies.quota_age_s * 1000
-        came_ms = self._owner.now_ms - limit_ms
+        came_ms = self._decisions.now_ms - limit_ms
         return limit_ms > 0 and any(_is_behind(one.cursor, partition, came_ms) for one in _durable(partition))
 
     # -- eviction
 
     def published(self, partition: Partition) -> None:
         """Evict the oldest entries of subscriptions above the size quota, if the quota's action is eviction."""
-        policies, count, now_ms = partition.policies, self._counts.get(partition), self._owner.now_ms
+        policies, count, now_ms = partition.policies, self._counts.get(partition), self._decisions.now_ms
         if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms:
             return
         if not self._is_too_large(partition):
@@ -117,7 +118,7 @@ class BacklogQuotas(Watcher):
 
     def tick(self, now_ms: int) -> None:
         """Evict entries that exceed the age or size quota, also from partitions to which nothing is published."""
-        with self._owner.counters.timed("quota_check"):
+        with self._decisions.counters.timed("quota_check"):
             for partition in self._counts:
                 policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
                 if policies.quota_age_action == EVICTION and policies.quota_age_s > 0:
@@ -138,8 +139,8 @@ class BacklogQuotas(Watcher):
                 entries = entries[:int(np.searchsorted(sizes, size)) + 1]
                 size -= int(sizes[len(entries) - 1])
             if len(entries):
-                acknowledge.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EVICTED)
-                self._owner.counters.add("entries_evicted", len(entries))
+                acknowledge.move(self._decisions, subscription, Acks(single={ledger.ledger_id: entries}), EVICTED)
+                self._decisions.counters.add("entries_evicted", len(entries))
                 by_size, by_age = partition.evictions
                 partition.evictions = (by_size + (size is not None), by_age + (size is None))
             if size is not None and size <= 0:

@@ -21,11 +21,13 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage.enforcement import delivery_times
+from geminga.storage.open_topics.clients import Producers
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.left_out_sends import LeftOutSends
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.duplicates import IS_REWRITTEN
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Sends
-from geminga.storage.topics.watcher import Watcher
 
 AHEAD_MS = 5 * 60 * 1000      # how far a producer's clock may be ahead of the broker's, with a maximum, ...
 FIXED_AHEAD_MS = 1_000        # ... and with a fixed delay
@@ -37,8 +39,8 @@ _TIME_BITS = 44               # bits of the largest delivery time in ms, which i
 class DelayPolicy(Watcher):
     """The longest allowed delay, and the fixed delay, of one owner's partitions."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, producers: Producers, left_out: LeftOutSends):
+        self._decisions, self._producers, self._left_out = decisions, producers, left_out
         self.watched: dict[Partition, int] = {}      # partition -> its fixed delay in ms; 0: it has a maximum
 
     def __repr__(self) -> str:
@@ -83,7 +85,7 @@ class DelayPolicy(Watcher):
 
     def _watched_of(self, handles: list[int]) -> list[Partition | None]:
         """Return the partition of each producer, None if the partition has no delay policy."""
-        producers = map(self._owner.producers.get, handles)
+        producers = map(self._producers.by_handle.get, handles)
         return [one.partition if one is not None and one.is_ready and isinstance(one.partition, Partition)
                 and one.partition in self.watched else None for one in producers]
 
@@ -114,8 +116,8 @@ class DelayPolicy(Watcher):
     def _is_late(self, rows: Rows, most_ms: NDArray[np.int64] | int) -> NDArray[np.bool_]:
         """Return which of the rows (n,) SEND_ROW have a delay above most_ms, in ms, (n,) or for all of them."""
         # A message that is due already is not refused: it may have taken long to arrive.
-        published, deliver_at = np.minimum(rows["publish_time"], self._owner.now_ms + AHEAD_MS), rows["deliver_at"]
-        is_late: NDArray[np.bool_] = (deliver_at > self._owner.now_ms) & (deliver_at > published + most_ms)
+        published, deliver_at = np.minimum(rows["publish_time"], self._decisions.now_ms + AHEAD_MS), rows["deliver_at"]
+        is_late: NDArray[np.bool_] = (deliver_at > self._decisions.now_ms) & (deliver_at > published + most_ms)
         return is_late
 
     def exceeds(self, partition: Partition, rows: Rows) -> NDArray[np.bool_]:
@@ -130,9 +132,9 @@ class DelayPolicy(Watcher):
         return f"Exceeds max allowed delivery delay of {partition.policies.delay_max_ms} milliseconds"
 
     def _refuse(self, worker: int, partition: Partition, rows: Rows) -> None:
-        self._owner.refuse_sends(worker, rows, api.NotAllowedError, self.refusal(partition))
+        self._left_out.refuse(worker, rows, api.NotAllowedError, self.refusal(partition))
         partition.delays_refused += int(rows["messages"].sum())
-        self._owner.changed[partition] = None
+        self._decisions.changed[partition] = None
 
     def _fixed(self, partitions: list[Partition], which: NDArray[np.int64] | None, rows: Rows,
                data: memoryview) -> tuple[Rows, memoryview]:
@@ -141,7 +143,7 @@ class DelayPolicy(Watcher):
         which: (n,) the number of each row's partition in `partitions`. None: all rows are of the first partition.
         """
         fixed_ms, floors_ms = (np.array(column) for column in zip(*map(self._times_of, partitions), strict=True))
-        times = np.minimum(np.maximum(rows["publish_time"], 0), self._owner.now_ms + FIXED_AHEAD_MS)
+        times = np.minimum(np.maximum(rows["publish_time"], 0), self._decisions.now_ms + FIXED_AHEAD_MS)
         if which is None:
             np.maximum(times + fixed_ms[0], floors_ms[0], out=times)
             np.maximum.accumulate(times, out=times)
@@ -173,9 +175,9 @@ class DelayPolicy(Watcher):
     def _times_of(self, partition: Partition) -> tuple[int, int]:
         """Return (fixed delay in ms, 0 without one; earliest delivery time in ms of the next entry)."""
         fixed_ms, last_ms = self.watched[partition], partition.last_fixed_ms
-        most_ms = self._owner.now_ms + fixed_ms + _BACK_MS
+        most_ms = self._decisions.now_ms + fixed_ms + _BACK_MS
         if not last_ms:      # the delay is new: the last entry had another one, or none
-            last_ms, most_ms = _last_time(partition), self._owner.now_ms + fixed_ms
+            last_ms, most_ms = _last_time(partition), self._decisions.now_ms + fixed_ms
         return fixed_ms, last_ms if last_ms <= most_ms else 0
 
 

@@ -1,7 +1,8 @@
 """Message time to live: entries expire `message_ttl_s` after they were published, or after their delivery time.
 
 An entry was published when its producer says, but not after its arrival: see `published`. An expired entry is
-acknowledged for every subscription that has not acknowledged it. In each ledger the entries at the beginning, published
+acknowledged for every subscription that has not acknowledged it, or moved to the dead letter topic where a policy says
+so. In each ledger the entries at the beginning, published
 longer ago than the time to live, are counted as old. Old entries have expired, unless they were delayed and their
 delivery time is more recent. Entries that still wait for their delivery time are not looked at, nor are entries from
 the first one of an open transaction on.
@@ -11,18 +12,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto import names
 from geminga.storage.cursors.cursor import EXPIRED
+from geminga.storage.cursors.dead_entries import EXPIRED as DEAD
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge, dead_letters, filtering
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
-from geminga.storage.topics.watcher import Watcher
 
 _LOOK_AHEAD = 8_192     # index rows looked at together
+_PIECE = 1 << 17        # entries that expire together
+# Entries that expire in one look, which the owner's other topics wait for: some 0.1 s.  The next look goes on.
+EXPIRED_MAX = 1 << 18
 
 
 @dataclass(slots=True)
@@ -39,9 +45,10 @@ class _Watch:
 class MessageTtl(Watcher):
     """Expiry of messages of one owner's partitions."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions):
+        self._decisions = decisions
         self._watches: dict[Partition, _Watch] = {}
+        self._room = 0      # how many more entries may expire in this look
 
     def __repr__(self) -> str:
         return f"<MessageTtl of {len(self._watches)} partitions>"
@@ -57,14 +64,19 @@ class MessageTtl(Watcher):
         self._watches.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """Expire due messages of all partitions; called once a second."""
-        for partition, watch in self._watches.items():
+        """Expire due messages of all partitions, EXPIRED_MAX at most; called once a second."""
+        self._room = EXPIRED_MAX
+        for partition, watch in list(self._watches.items()):
             if now_ms >= watch.next_ms or watch.resets != partition.cursor_resets \
                     or watch.end not in (None, partition.last_confirmed):
                 self._expire(partition, watch, now_ms)
+            if self._room <= 0:
+                self._watches[partition] = self._watches.pop(partition)      # the next look begins with the others
+                break
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """Expire due messages of one partition at once."""
+        """Expire due messages of one partition at once, EXPIRED_MAX at most."""
+        self._room = EXPIRED_MAX
         if (watch := self._watches.get(partition)) is not None:
             self._expire(partition, watch, now_ms)
 
@@ -82,7 +94,7 @@ class MessageTtl(Watcher):
                 break
             if ledger.has_lost:
                 partition.give_up_lost(ledger)
-                self._owner.wake(partition)
+                self._decisions.wake(partition)
             old = watch.old[ledger.ledger_id] = _old_entries(ledger, watch.old.get(ledger.ledger_id, 0), by_ms)
             if limit is not None and ledger.ledger_id == limit[0]:
                 old = min(old, limit[1])
@@ -96,25 +108,69 @@ class MessageTtl(Watcher):
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, end: int, by_ms: int) -> int:
         """Acknowledge a subscription's expired entries among a ledger's entries before `end`.
 
-        Returns the delivery time in ms of the first entry that has not expired, NEVER_MS if all have.
+        Returns the delivery time in ms of the first entry that has not expired, NEVER_MS if all have, and `by_ms` if
+        others have to wait for the next look.
         """
-        schedule, expired, late_ms = subscription.partition.schedule, [], NEVER_MS
+        schedule, late_ms = subscription.partition.schedule, NEVER_MS
         if schedule is not None:
             end = min(end, schedule.end(ledger))
-        for entries in subscription.cursor.unacknowledged_batches(ledger, 0, end):
+        for first in range(0, end, _PIECE):
+            if self._room <= 0:
+                return min(late_ms, by_ms)
+            behind = min(end, first + _PIECE)
+            late_ms = min(late_ms, self._acknowledge_piece(subscription, ledger, first, behind, by_ms))
+        return late_ms
+
+    def _acknowledge_piece(self, subscription: Subscription, ledger: Ledger, first: int, end: int, by_ms: int) -> int:
+        """Do as `_acknowledge` for a ledger's entries `first` to `end` - 1, which all fit."""
+        schedule, expired, late_ms = subscription.partition.schedule, [], NEVER_MS
+        for entries in subscription.cursor.unacknowledged_batches(ledger, first, end):
             if schedule is not None:
                 entries = schedule.ready(ledger.ledger_id, entries)
                 times = schedule.times_of(ledger, entries)
                 if len(late := times[times > by_ms]):
                     late_ms, entries = min(late_ms, int(late.min())), np.asarray(entries)[times <= by_ms]
+            if isinstance(entries, range):      # which asarray would take number by number
+                entries = np.arange(entries.start, entries.stop)
             expired.append(np.asarray(entries))
-        entries = np.concatenate(expired) if expired else np.zeros(0, np.int64)
-        if subscription.view is not None:      # entries of a compacted view do not expire while it is read
-            entries = entries[subscription.view.count_before(ledger.ledger_id, entries):]
-        if len(entries):
-            acknowledge.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
-            self._owner.counters.add("entries_expired", len(entries))
-        return late_ms
+        if expired:
+            self._room -= expire(self._decisions, subscription, ledger, np.concatenate(expired))
+        return min(late_ms, by_ms) if self._room <= 0 else late_ms
+
+
+def expire(decisions: Decisions, subscription: Subscription, ledger: Ledger, entries: NDArray[np.int64]) -> int:
+    """Acknowledge expired entries (n,) of a ledger, ascending, or make them dead letters where the policy says so.
+
+    Entries that are acknowledged already may be among them.  Of a subscription with a filter those are no dead letters
+    that do not match it.  Returns how many entries have expired by this; EXPIRED_MAX, too, if the filter has to look at
+    others in the next look.
+    """
+    if subscription.name.startswith(names.REDRIVES):      # else a repeated redrive would not find, and send again
+        return 0
+    count, is_all = 0, True
+    if subscription.view is not None:      # entries of a compacted view do not expire while it is read
+        entries = entries[subscription.view.count_before(ledger.ledger_id, entries):]
+    if len(entries) and _goes_on(subscription):      # to the dead letter topic
+        entries = subscription.cursor.dead.alive(ledger.ledger_id, entries)
+        if len(entries) and subscription.sieve is not None:
+            entries, is_all = filtering.judge_expired(decisions, subscription, ledger, entries)
+        count = dead_letters.bury(decisions, subscription, ledger.ledger_id, entries, DEAD, by_client=False)
+        entries = subscription.cursor.dead.alive(ledger.ledger_id, entries)      # chunks
+    if len(entries):
+        first = int(entries[0])
+        is_left = ~subscription.cursor.acknowledged(ledger.ledger_id, first, int(entries[-1]) + 1)[entries - first]
+        if is_left.any():
+            acks = Acks(single={ledger.ledger_id: entries[is_left]})
+            acknowledge.move(decisions, subscription, acks, EXPIRED)
+            decisions.counters.add("entries_expired", int(np.count_nonzero(is_left)))
+            count += int(np.count_nonzero(is_left))
+    return count if is_all else EXPIRED_MAX
+
+
+def _goes_on(subscription: Subscription) -> bool:
+    """Whether expired entries of a subscription are dead letters."""
+    return subscription.partition.policies.dead_letter_expired and subscription.is_durable \
+        and subscription.remote is None
 
 
 def published(ledger: Ledger, first: int, end: int) -> NDArray[np.int64]:

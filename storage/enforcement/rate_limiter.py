@@ -3,7 +3,7 @@
 A rate is a bucket of tokens that are added evenly; `storage/topics/rate_limits.py` has the buckets. One batch may take
 more tokens than the bucket has. This debt is paid before anything else passes.
 
-    publish      entries above the rate are held back in order, without a receipt (topics/held_sends.py)
+    publish      entries above the rate are held back in order, without a receipt (open_topics/held_sends.py)
     dispatch     a dispatcher has an `Allowance` beside its consumers' permits; the other entries wait in their ledgers
     subscribe    a consumer that subscribes too often is refused
 
@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.rows import Rows
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.enforcement.throttle_log import Throttled, ThrottleLog
 from geminga.storage.ledgers.readable import ReadableLedger
-from geminga.storage.topics.held_sends import HeldSends, in_parts, packed
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.clients import Producers
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.held_sends import in_parts, packed
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.watcher import TopicWatcher
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
 from geminga.storage.topics.publish_plan import Group, Sends
@@ -36,8 +40,7 @@ from geminga.storage.topics.rate_limits import (
     next_step,
     renew_limit,
 )
-from geminga.storage.topics.subscription import Batch, Producer, Subscription, Topic
-from geminga.storage.topics.watcher import TopicWatcher
+from geminga.storage.topics.subscription import Batch, Subscription, Topic
 
 # Bytes that an owner holds back. Above it, all held-back entries of a topic are published, and overdraw its rate.
 _HELD_MAX = 64 << 20
@@ -47,10 +50,10 @@ _BACKLOG_MIN = 1_000        # a subscription with at most so large a backlog cou
 class RateLimiter(TopicWatcher):
     """Rate limits of one owner's topics."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
-        self.due_ms = NEVER_MS                            # when entries that are held back may pass
-        self.held = HeldSends(owner)
+    def __init__(self, decisions: Decisions, producers: Producers, catalogue: Catalogue, options: OptionsInForce):
+        self._decisions, self._producers, self._catalogue, self._options = decisions, producers, catalogue, options
+        self._due_ms = NEVER_MS                           # when entries that are held back may pass, if there are any
+        self.held = producers.throttled
         self._limited: set[Topic] = set()                 # topics with a publish rate of their own
         self._log = ThrottleLog(self._is_throttled)
         self.is_relative = False                          # a dispatch rate is, or was, relative to the publish rate
@@ -61,17 +64,22 @@ class RateLimiter(TopicWatcher):
     def __repr__(self) -> str:
         return f"<RateLimiter {len(self._limited)} topics with a publish rate, {self.held.size} bytes held back>"
 
+    @property
+    def due_ms(self) -> int:
+        """When entries that are held back may pass, in ms since 1970; NEVER_MS if there are none."""
+        return self._due_ms if self.held.by_topic else NEVER_MS
+
     # -- watching topics
 
     def configure(self) -> None:
         """Apply the owner's options for rates of the whole broker; the caller then calls `watch` for each topic."""
-        options = self._owner.options
+        options = self._options.current
         self._publish = self._shared_limit(
             self._publish, "in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
         self._dispatch = self._shared_limit(
             self._dispatch, "out", options.dispatch_messages_per_broker, options.dispatch_bytes_per_broker)
         if self.held.by_topic:
-            self.due_ms = self._owner.now_ms
+            self._due_ms = self._decisions.now_ms
 
     def _shared_limit(self, before: SharedLimit | None, which: str, messages: int, size: int) -> SharedLimit | None:
         """Return the broker-wide limit for messages and bytes a second, None if both are unlimited.
@@ -82,7 +90,9 @@ class RateLimiter(TopicWatcher):
         if before is not None and before.rates == rates:
             return before
         names = f"limited_messages_{which}", f"limited_bytes_{which}"
-        return SharedLimit(self._owner.counters, names, rates, self._owner.now_ms) if max(messages, size) > 0 else None
+        if max(messages, size) <= 0:
+            return None
+        return SharedLimit(self._decisions.counters, names, rates, self._decisions.now_ms)
 
     @property
     def is_possible(self) -> bool:
@@ -91,12 +101,12 @@ class RateLimiter(TopicWatcher):
 
     def watch(self, topic: Topic) -> None:
         """Apply the rates of a topic that was opened, or whose policies have changed."""
-        policies, now_ms, limits = topic.policies, self._owner.now_ms, topic.rate_limits
+        policies, now_ms, limits = topic.policies, self._decisions.now_ms, topic.rate_limits
         if limits is None:
             if self._dispatch is None and not policies.has_rates:
                 return
             limits = topic.rate_limits = Limits()
-        options, limits.broker = self._owner.options, self._dispatch
+        options, limits.broker = self._options.current, self._dispatch
         limits.counts_entries = options.dispatch_limits_entries
         limits.spares_keen = not options.dispatch_limits_without_backlog
         publish = policies.publish_messages, policies.publish_bytes, 1, False
@@ -111,13 +121,13 @@ class RateLimiter(TopicWatcher):
             limits.subscribed = Subscribed(limit) if limit[0] > 0 else None
         (self._limited.discard if limits.publish is None else self._limited.add)(topic)
         if topic in self.held.by_topic:
-            self.due_ms = now_ms
-        self._owner.wake(topic)
+            self._due_ms = now_ms
+        self._decisions.wake(topic)
 
     def release(self, topic: Topic) -> None:
         """Forget a topic that the owner gives up, and drop its held-back entries."""
         self._limited.discard(topic)
-        self._drop(topic)
+        self.held.drop(topic)
 
     def tick(self, now_ms: int) -> None:
         """Log which topics and subscriptions are no longer throttled."""
@@ -130,41 +140,30 @@ class RateLimiter(TopicWatcher):
 
         Entries held back earlier come first.  Each list of the result has at most `pass_bytes_max` bytes.
         """
-        out = self._admit_held() if self.due_ms <= self._owner.now_ms else []
+        out = self._admit_held() if self.due_ms <= self._decisions.now_ms else []
         for worker, rows, data in sends:
             is_held = self._hold_back(worker, rows, data, out)
             if is_held is None:
                 out.append((worker, rows, data))
             elif not is_held.all():
                 out.append((worker, *packed(rows[~is_held], data)))
-        self.due_ms = min(map(self._ready_ms, self.held.by_topic), default=NEVER_MS)
-        return in_parts(out, self._owner.options.pass_bytes_max)
+        self._due_ms = min(map(self._ready_ms, self.held.by_topic), default=NEVER_MS)
+        return in_parts(out, self._options.current.pass_bytes_max)
 
     def take_all(self, topic: Topic) -> list[Sends]:
         """Take all held-back entries of the topic, and charge them to its rates, so that later entries wait longer.
 
         Each list of the result has at most `pass_bytes_max` bytes.
         """
-        return in_parts(self._take_all(topic), self._owner.options.pass_bytes_max)
+        return in_parts(self._take_all(topic), self._options.current.pass_bytes_max)
 
     def _take_all(self, topic: Topic) -> Sends:
         held = self.held.by_topic.get(topic)
         pieces = list(held.pieces) if held is not None else []
         for _, rows, _ in pieces:
             self._charge(self._limits(topic), rows)
-        self._drop(topic)
-        return pieces
-
-    def left(self, producer: Producer) -> None:
-        """Drop the held-back entries of a closed producer; its client had no receipts, and sends them again."""
-        self.held.drop_producer(producer.partition, producer.handle)
-        if not self.held.by_topic:
-            self.due_ms = NEVER_MS
-
-    def _drop(self, topic: Topic) -> None:
         self.held.drop(topic)
-        if not self.held.by_topic:
-            self.due_ms = NEVER_MS
+        return pieces
 
     def _admit_held(self) -> Sends:
         """Take the held-back entries that rates allow now.
@@ -181,6 +180,17 @@ class RateLimiter(TopicWatcher):
                 by_topic[topic] = held
                 self._count_time(topic)
         return out
+
+    def take(self, topic: Topic, messages: int, size: int) -> bool:
+        """Charge messages of the broker's own to the topic's limits.  Return False if they have no room now."""
+        if topic in self.held.by_topic:      # no message may overtake those that are held back
+            return False
+        limits, now_ms = self._limits(topic), self._decisions.now_ms
+        if any(min(limit.room(now_ms)) <= 0 for limit in limits):
+            return False
+        for limit in limits:
+            limit.take(messages, size)
+        return True
 
     def _admit_some(self, topic: Topic) -> Sends:
         """Take as many held-back entries of one topic as its limits allow."""
@@ -224,7 +234,7 @@ class RateLimiter(TopicWatcher):
             is_held = np.zeros(len(rows), bool) if is_held is None else is_held
             is_held[exceeding] = True
             self.held.add(topic, worker, rows[exceeding], data)
-            self._log.happened(topic, len(exceeding), self._owner.now_ms, partial(self._publish_rules, topic))
+            self._log.happened(topic, len(exceeding), self._decisions.now_ms, partial(self._publish_rules, topic))
             if self.held.size > _HELD_MAX:
                 out += self._take_all(topic)
         return is_held
@@ -236,7 +246,7 @@ class RateLimiter(TopicWatcher):
         """
         if topic in self.held.by_topic:      # no entry may overtake those that are held back
             return 0
-        limits, now_ms = self._limits(topic), self._owner.now_ms
+        limits, now_ms = self._limits(topic), self._decisions.now_ms
         if all(messages <= room[0] and size <= room[1] for room in [limit.room(now_ms) for limit in limits]):
             for limit in limits:
                 limit.take(messages, size)
@@ -249,7 +259,7 @@ class RateLimiter(TopicWatcher):
 
     def _limited_topic(self, handle: int) -> Topic | None:
         """Return a producer's topic if publishing to it is limited or entries of it are held back, else None."""
-        producer = self._owner.producers.get(handle)
+        producer = self._producers.by_handle.get(handle)
         if producer is None:
             return None
         topic = producer.partition
@@ -275,7 +285,7 @@ class RateLimiter(TopicWatcher):
         """Return how many of the first rows (n,) SEND_ROW the limits allow."""
         count = len(rows)
         for limit in limits:
-            for column, room in zip(("messages", "size"), limit.room(self._owner.now_ms), strict=True):
+            for column, room in zip(("messages", "size"), limit.room(self._decisions.now_ms), strict=True):
                 if room < UNBOUNDED:
                     count = within_permits(rows[column][:count], room)[0] if room > 0 and count else 0
         return count
@@ -291,9 +301,9 @@ class RateLimiter(TopicWatcher):
         held = self.held.by_topic.get(topic)
         if held is None:
             return []
-        return [{"cause": "publish rate", "rule": _rule(self._owner, topic, limit, "publishRate"),
+        return [{"cause": "publish rate", "rule": _rule(self._catalogue, topic, limit, "publishRate"),
                  "held_back": held.entries(), "since_ms": held.since_ms, "until_ms": next_step(limit.ready_ms())}
-                for limit in self._limits(topic) if limit.ready_ms() > self._owner.now_ms]
+                for limit in self._limits(topic) if limit.ready_ms() > self._decisions.now_ms]
 
     def _publish_rules(self, topic: Topic) -> str:
         return _rules(self.causes(topic))
@@ -346,7 +356,7 @@ class RateLimiter(TopicWatcher):
                 if left <= 0:
                     name = f"dispatchThrottled{what}EventsBy{limit.level}Limit"
                     limited.times[name] = limited.times.get(name, 0) + 1
-        self._log.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
+        self._log.happened(subscription, 1, now_ms, lambda: _rules(causes(self._catalogue, subscription)))
 
     def _is_throttled(self, throttled: Throttled) -> bool:
         """Whether a topic's producers, or a subscription's consumers, are still throttled."""
@@ -412,7 +422,7 @@ def due_ms(topic: Topic) -> int:
 
 # -- causes of throttling, as operators see them
 
-def causes(owner: OwnerContext, subscription: Subscription) -> list[dict[str, Any]]:
+def causes(catalogue: Catalogue, subscription: Subscription) -> list[dict[str, Any]]:
     """Return which rates throttle the subscription's consumers now, as JSON."""
     limited, topic = subscription.limited, subscription.partition
     if limited is None:
@@ -422,7 +432,7 @@ def causes(owner: OwnerContext, subscription: Subscription) -> list[dict[str, An
         names = {"Subscription": "replicatorDispatchRate"}
     elif any(name == subscription.name for name, _ in topic.policies.dispatch_rates_of):
         names = _POLICIES | {"Subscription": DISPATCH_RATE_OF + subscription.name}
-    return [{"cause": "dispatch rate", "rule": _rule(owner, topic, limit, names[limit.level]),
+    return [{"cause": "dispatch rate", "rule": _rule(catalogue, topic, limit, names[limit.level]),
              "since_ms": limited.since_ms, "until_ms": limited.until_ms} for limit in limited.by]
 
 
@@ -433,9 +443,9 @@ def _rules(causes: list[dict[str, Any]]) -> str:
     return " and ".join(cause["rule"] for cause in causes)
 
 
-def _rule(owner: OwnerContext, topic: Topic, limit: Limit, policy: str) -> str:
+def _rule(catalogue: Catalogue, topic: Topic, limit: Limit, policy: str) -> str:
     """Return a text that describes a rate: its policy, the topic or namespace that sets it, and its bounds."""
     levels = ("topic", str(topic.name.base)), ("namespace", topic.name.namespace)
     scopes = [f"{kind} {scope}" for kind, scope in levels
-              if limit.level != "Broker" and policy in owner.catalogue.policies.of(scope)]
+              if limit.level != "Broker" and policy in catalogue.policies.of(scope)]
     return f"{policy} of {scopes[0] if scopes else 'the broker'}: {limit}"

@@ -19,18 +19,20 @@ from google.protobuf.message import DecodeError, Message
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import SNAPSHOT_REQUEST, SNAPSHOT_RESPONSE, SUBSCRIPTION_UPDATE, replication_cursor
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands import subscriptions
 from geminga.storage.cursors.snapshots import Lanes, Snapshots
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.ledgers.position import Position
+from geminga.storage.open_topics import acknowledge, markers
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.markers import Markers, Received
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.runtime.log import log
-from geminga.storage.topics import acknowledge, markers
-from geminga.storage.topics.markers import Markers, Received
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
-from geminga.storage.topics.watcher import Watcher
 
 ANSWERS_MAX = 10          # requests of a cluster about one partition that are answered in a second
 _ID_MAX = 256             # characters of a snapshot's id; brokers use 36
@@ -41,8 +43,8 @@ _POSITIONS_MAX = 64       # clusters that an update names
 class ReplicatedSubscriptions(Watcher):
     """Replicated subscriptions of one owner's partitions."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, catalogue: Catalogue, options: OptionsInForce):
+        self._decisions, self._catalogue, self._options = decisions, catalogue, options
         self._snapshots: dict[Partition, Snapshots] = {}      # of partitions that go to other clusters
         self._received: list[Received] = []
         self._due: list[tuple[Partition, bytes]] = []         # markers to be written
@@ -53,7 +55,7 @@ class ReplicatedSubscriptions(Watcher):
 
     def watch(self, partition: Partition) -> None:
         """Follow a partition that goes to other clusters, and no other one."""
-        if partition.policies.remote_clusters and self._owner.options.replicated_subscriptions:
+        if partition.policies.remote_clusters and self._options.current.replicated_subscriptions:
             self._snapshots.setdefault(partition, Snapshots())
         else:
             self._snapshots.pop(partition, None)
@@ -69,16 +71,16 @@ class ReplicatedSubscriptions(Watcher):
             followed = [one for one in partition.subscriptions.values() if one.is_replicated and one.is_durable]
             if followed or snapshots.pending is not None:
                 self._look(partition, snapshots, followed, now_ms)
-        self._owner.counters.set("snapshots_pending", sum(
+        self._decisions.counters.set("snapshots_pending", sum(
             snapshots.pending is not None for snapshots in self._snapshots.values()))
 
     def _look(self, partition: Partition, snapshots: Snapshots, followed: list[Subscription], now_ms: int) -> None:
-        options, pending, lanes = self._owner.options, snapshots.pending, _lanes(partition)
+        options, pending, lanes = self._options.current, snapshots.pending, _lanes(partition)
         if pending is not None and pending.lanes != lanes:      # the other clusters may never have been asked
             snapshots.give_up()
         elif pending is not None and not 0 <= now_ms - pending.began_ms < options.replicated_snapshot_timeout_s * 1000:
             snapshots.give_up()
-            self._owner.counters.add("snapshots_timed_out")
+            self._decisions.counters.add("snapshots_timed_out")
         if followed and lanes is not None and not partition.is_terminated and snapshots.is_due(
                 partition.next_message, lanes, now_ms, options.replicated_snapshot_interval_s * 1000):
             self._ask(partition, snapshots.begin(
@@ -96,6 +98,8 @@ class ReplicatedSubscriptions(Watcher):
 
     def take_due(self) -> list[tuple[Partition, bytes]]:
         """Work off what has been received, and return the markers to be written now: (partition, entry)."""
+        if not (self._received or self._due or self._decisions.moved):      # nearly always
+            return []
         received, self._received = self._received, []
         for one in received:
             if one.partition in self._snapshots and one.source in one.partition.policies.remote_clusters:
@@ -103,8 +107,8 @@ class ReplicatedSubscriptions(Watcher):
                     _WORK[one.kind](self, one)
                 except DecodeError:
                     log.debug("a marker cannot be read", topic=one.partition.name, cluster=one.source)
-        if self._owner.moved:
-            moved, self._owner.moved = self._owner.moved, {}
+        if self._decisions.moved:
+            moved, self._decisions.moved = self._decisions.moved, {}
             for subscription in moved:
                 self._tell(subscription)
         due, self._due = self._due, []
@@ -121,7 +125,7 @@ class ReplicatedSubscriptions(Watcher):
         if self._answers[one.partition, one.source] > ANSWERS_MAX:
             return
         response = api.ReplicatedSubscriptionsSnapshotResponse(snapshot_id=request.snapshot_id, cluster=_at(
-            self._owner.options.cluster_name, one.position))
+            self._options.current.cluster_name, one.position))
         self._write(one.partition, SNAPSHOT_RESPONSE, response, to=one.source)
 
     def _complete(self, one: Received) -> None:
@@ -137,16 +141,16 @@ class ReplicatedSubscriptions(Watcher):
             snapshots.ask_again()
             self._ask(one.partition, pending.snapshot_id)
             return
-        now_ms, options = self._owner.now_ms, self._owner.options
+        now_ms, options = self._decisions.now_ms, self._options.current
         snapshots.complete(one.position, now_ms, options.replicated_snapshots_max)
-        self._owner.counters.observe("snapshot", max(0, now_ms - pending.began_ms) / 1000)
+        self._decisions.counters.observe("snapshot", max(0, now_ms - pending.began_ms) / 1000)
         for subscription in one.partition.subscriptions.values():
             self._tell(subscription)
 
     def _move(self, one: Received) -> None:
         """Move a subscription forward to its position here, if it is behind that; make it if there is none."""
         update = api.ReplicatedSubscriptionsUpdate.FromString(one.payload)
-        own = self._owner.options.cluster_name
+        own = self._options.current.cluster_name
         position = next((_position(each) for each in update.clusters[:_POSITIONS_MAX] if each.cluster == own), None)
         if position is None or position > one.partition.last_confirmed:
             return
@@ -159,7 +163,7 @@ class ReplicatedSubscriptions(Watcher):
                       cluster=one.source)
             return
         if one.partition.has(position):
-            acknowledge.skip_to(self._owner, subscription, position)
+            acknowledge.skip_to(self._decisions, subscription, position)
             subscription.told = max(subscription.told, one.partition.since(position))
 
     def _make(self, partition: Partition, name: str, position: Position) -> Subscription:
@@ -171,15 +175,15 @@ class ReplicatedSubscriptions(Watcher):
             raise Refusal(api.NotAllowedError, f"{partition.name} has {_MADE_MAX} subscriptions")
         if not partition.has(position):
             position = partition.mark_delete_before(EARLIEST)
-        made = subscriptions.create_subscription(self._owner, partition, name, position)
-        subscriptions.set_replicated(self._owner, made, True)
+        made = subscriptions.create_subscription(self._decisions, self._catalogue, partition, name, position)
+        subscriptions.set_replicated(self._decisions, self._catalogue, made, True)
         return made
 
     # -- markers of our own
 
     def _ask(self, partition: Partition, snapshot_id: str) -> None:
         self._write(partition, SNAPSHOT_REQUEST, api.ReplicatedSubscriptionsSnapshotRequest(
-            snapshot_id=snapshot_id, source_cluster=self._owner.options.cluster_name))
+            snapshot_id=snapshot_id, source_cluster=self._options.current.cluster_name))
 
     def _tell(self, subscription: Subscription) -> None:
         """Write an update if the subscription has passed a snapshot that no earlier update of it covers."""
@@ -194,7 +198,7 @@ class ReplicatedSubscriptions(Watcher):
             subscription_name=subscription.name, clusters=[_at(*each) for each in sorted(passed.remote.items())]))
 
     def _write(self, partition: Partition, kind: int, payload: Message, *, to: str | None = None) -> None:
-        self._due.append((partition, markers.entry_of(kind, payload, self._owner.now_ms, to=to)))
+        self._due.append((partition, markers.entry_of(kind, payload, self._decisions.now_ms, to=to)))
 
 
 _WORK = {SNAPSHOT_REQUEST: ReplicatedSubscriptions._answer, SNAPSHOT_RESPONSE: ReplicatedSubscriptions._complete,

@@ -7,15 +7,19 @@ deleted, with its backlog, only when its cluster is no longer in the list of clu
 """
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import replication_cursor
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands import subscriptions
-from geminga.storage.enforcement.publish_gate import Barrier
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.managed_ledger import EARLIEST
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.barrier import Barrier
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import SubType
-from geminga.storage.topics.watcher import Watcher
 
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room to keep messages for another cluster; try again",
                    is_waited_for=True)
@@ -24,8 +28,10 @@ _BARRIER = Barrier(api.ServiceNotReady, "There is no room to keep messages for a
 class ReplicationCursors(Watcher):
     """Replication cursors of one owner's partitions, which are a cause to close the publish gate."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, clients: Clients, catalogue: Catalogue, options: OptionsInForce,
+                 reports: Reports):
+        self._decisions, self._clients, self._catalogue = decisions, clients, catalogue
+        self._options, self._reports = options, reports
         self._late: set[Partition] = set()      # partitions whose cursors could not be created or deleted yet
 
     def __repr__(self) -> str:
@@ -40,11 +46,11 @@ class ReplicationCursors(Watcher):
                 self._create(partition, name)
             for subscription in list(partition.subscriptions.values()):
                 if subscription.remote not in (None, *policies.replication_clusters):
-                    subscriptions.delete_subscription(self._owner, subscription)
+                    subscriptions.delete_subscription(self._decisions, self._clients, self._catalogue, subscription)
         except StorageFull as error:      # the next tick tries again
             self._late.add(partition)
-            self._owner.log_once(f"{error}; replication cursors of {partition.name} are not as its policies say",
-                                 code="G103", topic=str(partition.name))
+            self._reports.once(f"{error}; replication cursors of {partition.name} are not as its policies say",
+                               code="G103", topic=str(partition.name))
 
     def release(self, partition: Partition) -> None:
         """Forget a partition that the owner gives up."""
@@ -71,9 +77,9 @@ class ReplicationCursors(Watcher):
                 if (name, True) not in partition.subscriptions]
 
     def _create(self, partition: Partition, name: str) -> None:
-        owner, is_earliest = self._owner, self._owner.options.replication_start_at == "earliest"
+        is_earliest = self._options.current.replication_start_at == "earliest"
         position = partition.mark_delete_before(EARLIEST) if is_earliest else partition.last_confirmed
-        made = subscriptions.create_subscription(owner, partition, name, position)
+        made = subscriptions.create_subscription(self._decisions, self._catalogue, partition, name, position)
         made.cursor.last_type = SubType.Exclusive
-        owner.note(partition, journal_ops.type_changed(
+        self._decisions.note(partition, journal_ops.type_changed(
             partition.partition_id, made.cursor.subscription_id, SubType.Exclusive))

@@ -10,9 +10,10 @@ from geminga.storage import format
 from geminga.storage.catalogue.policies import NO_LIMIT
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.watcher import Watcher
 
 _LOOK_MS = 10_000       # between two looks at a partition whose first ledger is old, but not yet acknowledged
 
@@ -20,8 +21,8 @@ _LOOK_MS = 10_000       # between two looks at a partition whose first ledger is
 class Retention(Watcher):
     """Retention of one owner's partitions, which wakes trimming when ledgers become too old."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, topics: TopicTable):
+        self._decisions, self._topics = decisions, topics
         self._next_ms: dict[Partition, int] = {}      # when to look at a partition again
 
     def __repr__(self) -> str:
@@ -32,7 +33,7 @@ class Retention(Watcher):
         self._next_ms.pop(partition, None)
         if partition.policies.retains:
             self._next_ms[partition] = 0
-        self._owner.wake_trimming(partition)
+        self._decisions.wake_trimming(partition)
 
     def release(self, partition: Partition) -> None:
         """Forget the retention of a partition that the owner gives up."""
@@ -48,8 +49,8 @@ class Retention(Watcher):
         """Close an open ledger that is too old, and have trimming delete ledgers that retention no longer keeps."""
         if should_roll(partition, now_ms):
             with contextlib.suppress(StorageFull):      # a later look tries again
-                self._owner.roll(partition)
-        self._owner.wake_trimming(partition)
+                self._topics.roll(partition)
+        self._decisions.wake_trimming(partition)
         limit_s, due_ms = partition.policies.retention_s, now_ms
         if limit_s != NO_LIMIT:
             due_ms = _newest_ms(partition.ledgers[0]) + limit_s * 1000

@@ -10,7 +10,7 @@ from geminga.storage.runtime.log import log
 from geminga.storage.topics.subscription import Subscription, Topic
 
 QUIET_MS = 10_000
-LINES_MAX = 20               # beginnings that an owner logs in a PERIOD_MS
+LINES_MAX = 20               # episodes whose beginning an owner logs in one PERIOD_MS
 PERIOD_MS = 60_000
 
 Throttled = Topic | Subscription      # a topic's producers, or a subscription's consumers

@@ -3,7 +3,6 @@
     confirmed.py         partitions, their confirmed ledgers and views, as stretches to read
     reading.py           entries -> Arrow batches with a row per message
     entry_blocks.py      reads blocks of entries with their index rows, and compares checksums
-    occurrences.py       which entries have a text, before anything of them is read
     message_columns.py   the columns of a message, as Arrow arrays; arrays.py makes arrays of bytes and times
     one_by_one.py        reads messages with the protobuf library, for entries that clients do not usually write
     chunks.py            messages that were sent in chunks

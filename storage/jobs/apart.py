@@ -14,13 +14,11 @@ memory.  Another process may use what the system gives, which ends this process 
 import atexit
 import contextlib
 import ctypes
-import io
 import math
 import mmap
+import multiprocessing
 import os
-import pickle
 import resource
-import select
 import signal
 import struct
 import subprocess
@@ -28,8 +26,9 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -39,7 +38,6 @@ _START_S = 120.0             # of the processor, until the first mark, and betwe
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 900             # when memory runs out, the kernel kills this process before the one that waits for it
 _TOLD, _DONE, _RAISED = range(3)      # what a message from the process beside has
-_SIZE = struct.Struct(">Q")
 _MARK = struct.Struct("<Qdqqqqq")     # number, seconds, then the fields of Mark
 
 
@@ -75,9 +73,11 @@ class Process:
         try:
             os.ftruncate(fd, mmap.PAGESIZE)
             self._shared = mmap.mmap(fd, mmap.PAGESIZE)
-            program = f"from {__name__} import serve; serve({fd}, {memory_bytes})"
-            self._popen = subprocess.Popen([sys.executable, "-P", "-c", program], stdin=subprocess.PIPE,
-                                           stdout=subprocess.PIPE, pass_fds=[fd])
+            self._connection, other_end = multiprocessing.Pipe()
+            with other_end:
+                program = f"from {__name__} import serve; serve({fd}, {other_end.fileno()}, {memory_bytes})"
+                self._popen = subprocess.Popen([sys.executable, "-P", "-c", program], stdin=subprocess.DEVNULL,
+                                               stdout=2, pass_fds=[fd, other_end.fileno()])
         finally:
             os.close(fd)
 
@@ -96,28 +96,23 @@ class Process:
     def end(self) -> int:
         """End the process, whatever it is at; return its status."""
         self._popen.kill()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):
-                stream.close()
+        self._connection.close()
         return self._popen.wait()
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...],
-            told: Callable[..., None] = lambda *_: None) -> Any:
+            progress: Callable[..., None] = lambda *_: None) -> Any:
         """Return what a function returns there.  Raises Ended, and what the function raises.
 
-        told: is called with what the function tells.
+        progress: is called with what the function tells.
         """
-        stdin, stdout = self._popen.stdin, self._popen.stdout
-        assert stdin is not None and stdout is not None
         self._shared[:_MARK.size] = bytes(_MARK.size)
         try:
-            _write(stdin, (function, arguments))
-            while (answer := self._answer(stdout))[0] == _TOLD:
-                told(*answer[1])
+            self._connection.send((function, arguments))
+            while (answer := self._answer())[0] == _TOLD:
+                progress(*answer[1])
         except Ended:
             raise
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             mark, status = self._mark()[2], self.end()
             why = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             raise Ended(f"its process ended with {why}", mark) from None
@@ -128,25 +123,22 @@ class Process:
             raise answer[1]
         return answer[1]
 
-    def _answer(self, stdout: IO[bytes]) -> Any:
-        """Wait for an answer, for as long as the mark allows.  Raises Ended, EOFError."""
-        known, begin = -1, 0.0
-        waiting = select.poll()      # select() takes no descriptor above 1023
-        waiting.register(stdout, select.POLLIN)
-        while not waiting.poll(_LOOK_S * 1_000):
+    def _answer(self) -> Any:
+        """Wait for an answer, for as long as the mark allows.  Raises Ended, EOFError, ConnectionError."""
+        last_number, begin = -1, 0.0
+        while not self._connection.poll(_LOOK_S):
             number, seconds, mark = self._mark()
             try:
                 times = psutil.Process(self._popen.pid).cpu_times()
             except psutil.Error:
-                continue             # it has ended: its standard output says so
+                continue             # it has ended: the connection says so
             used = times.user + times.system
-            if number != known:
-                known, begin = number, used
+            if number != last_number:
+                last_number, begin = number, used
             elif used - begin > seconds:
                 self.end()
                 raise Ended(f"it took more than {seconds:.0f} s", mark)
-        assert isinstance(stdout, io.BufferedReader)
-        return _read(stdout.raw)     # no more than one answer: poll() sees nothing of what a buffer holds
+        return self._connection.recv()
 
     def _mark(self) -> tuple[int, float, Mark | None]:
         """Return (number of the mark, seconds that it may take, what is being read)."""
@@ -157,7 +149,7 @@ class Process:
 _lock = threading.Lock()
 _running: Process | None = None
 _marks: mmap.mmap | None = None      # in the process beside
-_answers: IO[bytes] | None = None    # in the process beside
+_answers: "Connection[Any, Any] | None" = None      # in the process beside
 _number = 0
 
 
@@ -197,13 +189,13 @@ def mark(what: Mark, seconds: float) -> None:
 def tell(*values: Any) -> None:
     """Tell the caller of the work that is being done; without effect elsewhere."""
     if _answers is not None:
-        _write(_answers, (_TOLD, values))
+        _answers.send((_TOLD, values))
 
 
 # -- the process beside
 
-def serve(fd: int, memory_bytes: int) -> None:
-    """Run functions that come in by standard input, until it ends."""
+def serve(fd: int, connection: int, memory_bytes: int) -> None:
+    """Run functions that come in by a connection, until it ends."""
     global _marks, _answers
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
@@ -215,36 +207,14 @@ def serve(fd: int, memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)      # the other process ends this one
     _marks = mmap.mmap(fd, mmap.PAGESIZE)
-    with os.fdopen(os.dup(0), "rb") as commands, os.fdopen(os.dup(1), "wb") as _answers:
-        os.dup2(2, 1)                # what libraries print is no answer
+    with Connection(connection) as _answers:
         while True:
             try:
-                function, arguments = _read(commands)
-            except EOFError:
+                function, arguments = _answers.recv()
+            except (EOFError, ConnectionError):
                 return
             try:
                 answer = _DONE, function(*arguments)
             except Exception as error:
                 answer = _RAISED, error
-            _write(_answers, answer)
-
-
-def _write(stream: Any, value: Any) -> None:
-    data = pickle.dumps(value)
-    stream.write(_SIZE.pack(len(data)) + data)
-    stream.flush()
-
-
-def _read(stream: Any) -> Any:
-    """Raises EOFError."""
-    return pickle.loads(_exactly(stream, *_SIZE.unpack(_exactly(stream, _SIZE.size))))
-
-
-def _exactly(stream: Any, size: int) -> bytes:
-    """Raises EOFError."""
-    data = bytearray()
-    while len(data) < size:
-        if not (some := stream.read(size - len(data))):
-            raise EOFError
-        data += some
-    return bytes(data)
+            _answers.send(answer)

@@ -50,7 +50,7 @@ def reader(definition: Any, kind: pa.DataType, names: dict[str, str] | None = No
     plain, walk, fit = without_logical_types(definition), Walk(definition), fit_of(shape)
     if names and shape.type == "record":
         fit = _renamed(fit, names)
-        own = pa.struct([(names.get(one.name, one.name), one.type) for one in shape.kind])
+        own = pa.struct([(names.get(part.name, part.name), part.type) for part in shape.kind])
     else:
         own = shape.kind
     wider = widening(own, kind)
@@ -66,7 +66,7 @@ def reader(definition: Any, kind: pa.DataType, names: dict[str, str] | None = No
 def _renamed(fit: Fit | None, names: dict[str, str]) -> Fit:
     def renamed(value: Any) -> Any:
         value = fit(value) if fit is not None else value
-        return {names.get(name, name): one for name, one in value.items()}
+        return {names.get(name, name): item for name, item in value.items()}
     return renamed
 
 
@@ -80,7 +80,7 @@ def without_logical_types(definition: Any) -> Any:
 
 def _plain(definition: Any) -> Any:
     if isinstance(definition, list):
-        return [_plain(one) for one in definition]
+        return [_plain(branch) for branch in definition]
     if not isinstance(definition, dict):
         return definition
     kept = {name: value for name, value in definition.items() if name != "logicalType"}
@@ -88,7 +88,7 @@ def _plain(definition: Any) -> Any:
         if name in kept:
             kept[name] = _plain(kept[name])
     if isinstance(kept.get("fields"), list):
-        kept["fields"] = [_plain(one) for one in kept["fields"]]
+        kept["fields"] = [_plain(part) for part in kept["fields"]]
     return kept
 
 
@@ -138,15 +138,15 @@ class Walk:
     def _note(self, definition: Any, space: str) -> None:
         """Note the named types of a definition."""
         if isinstance(definition, list):
-            for one in definition:
-                self._note(one, space)
+            for branch in definition:
+                self._note(branch, space)
         elif isinstance(definition, dict):
             if "name" in definition and definition["type"] in ("record", "error", "enum", "fixed"):
                 name = full_name(definition, space)
                 space = name.rpartition(".")[0]
                 self._named[name] = definition, space
-            for one in definition.get("fields", ()) if isinstance(definition.get("fields"), list) else ():
-                self._note(one["type"], space)
+            for part in definition.get("fields", ()) if isinstance(definition.get("fields"), list) else ():
+                self._note(part["type"], space)
             for name in ("type", "items", "values"):
                 if isinstance(definition.get(name), dict | list):
                     self._note(definition[name], space)
@@ -168,7 +168,7 @@ class Walk:
         """Whether a definition's values are not bounded by their bytes: see above."""
         definition, space = self._meant(definition, space)
         if isinstance(definition, list):
-            return any(self._is_unbounded(one, space, inside, seen) for one in definition)
+            return any(self._is_unbounded(branch, space, inside, seen) for branch in definition)
         if not isinstance(definition, dict):
             return False
         if id(definition) in inside:
@@ -178,16 +178,17 @@ class Walk:
         within = (*inside, id(definition))
         match definition["type"]:
             case "record" | "error":
-                found = any(self._is_unbounded(one["type"], space, within, seen) for one in definition["fields"])
+                is_unbounded = any(self._is_unbounded(part["type"], space, within, seen)
+                                   for part in definition["fields"])
             case "array":
-                found = self._is_unbounded(definition["items"], space, within, seen) or self._may_be_empty(
+                is_unbounded = self._is_unbounded(definition["items"], space, within, seen) or self._may_be_empty(
                     definition["items"], space, ())
             case "map":
-                found = self._is_unbounded(definition["values"], space, within, seen)
+                is_unbounded = self._is_unbounded(definition["values"], space, within, seen)
             case _:
-                found = False
-        seen[id(definition)] = found
-        return found
+                is_unbounded = False
+        seen[id(definition)] = is_unbounded
+        return is_unbounded
 
     def _may_be_empty(self, definition: Any, space: str, inside: tuple[int, ...]) -> bool:
         """Whether values of a definition may have no bytes."""
@@ -196,88 +197,88 @@ class Walk:
             return bool(definition == "null")
         if definition["type"] in ("record", "error"):
             return id(definition) not in inside and all(
-                self._may_be_empty(one["type"], space, (*inside, id(definition))) for one in definition["fields"])
+                self._may_be_empty(part["type"], space, (*inside, id(definition))) for part in definition["fields"])
         return bool(definition["type"] == "null" or (definition["type"] == "fixed" and not definition["size"]))
 
-    def _number(self, at: int) -> tuple[int, int]:
+    def _number(self, offset: int) -> tuple[int, int]:
         """Return (a number, the place behind it)."""
         value = shift = 0
         while True:
-            if at >= len(self._payload):
+            if offset >= len(self._payload):
                 raise Unfit("its bytes end before its value does")
-            byte = self._payload[at]
+            byte = self._payload[offset]
             value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
+            offset, shift = offset + 1, shift + 7
             if byte < 0x80:
                 break
             if shift >= 70:
                 raise Unfit("its number has more than ten bytes")
-        return (value >> 1) ^ -(value & 1), at
+        return (value >> 1) ^ -(value & 1), offset
 
-    def _sized(self, at: int, size: int) -> int:
+    def _sized(self, offset: int, size: int) -> int:
         if size < 0:
             raise Unfit(f"its size is {size}")
-        if at + size > len(self._payload):
+        if offset + size > len(self._payload):
             raise Unfit("its bytes end before its value does")
-        return at + size
+        return offset + size
 
-    def _walk(self, definition: Any, space: str, at: int, depth: int) -> int:
+    def _walk(self, definition: Any, space: str, offset: int, depth: int) -> int:
         """Return the place behind a value."""
         if depth > NESTED_MAX:
             raise Unfit(f"it is nested deeper than {NESTED_MAX} levels")
         definition, space = self._meant(definition, space)
         if isinstance(definition, list):
-            number, at = self._number(at)
+            number, offset = self._number(offset)
             if not 0 <= number < len(definition):
                 raise Unfit(f"its type is number {number} of a union of {len(definition)}")
-            return self._walk(definition[number], space, at, depth + 1)
+            return self._walk(definition[number], space, offset, depth + 1)
         kind = definition["type"] if isinstance(definition, dict) else definition
         match kind:
             case "null":
-                return at
+                return offset
             case "boolean":
-                return self._sized(at, 1)
+                return self._sized(offset, 1)
             case "int" | "long":
-                return self._number(at)[1]
+                return self._number(offset)[1]
             case "float":
-                return self._sized(at, 4)
+                return self._sized(offset, 4)
             case "double":
-                return self._sized(at, 8)
+                return self._sized(offset, 8)
             case "bytes" | "string":
-                size, at = self._number(at)
-                end = self._sized(at, size)
+                size, offset = self._number(offset)
+                end = self._sized(offset, size)
                 if kind == "string":
-                    _check_text(self._payload[at:end])
+                    _check_text(self._payload[offset:end])
                 return end
             case "fixed":
-                return self._sized(at, definition["size"])
+                return self._sized(offset, definition["size"])
             case "enum":
-                number, at = self._number(at)
+                number, offset = self._number(offset)
                 if not 0 <= number < len(definition["symbols"]):
                     raise Unfit(f"it is number {number} of {len(definition['symbols'])} names")
-                return at
+                return offset
             case "record" | "error":
-                for one in definition["fields"]:
-                    self._path.append(one["name"])
-                    at = self._walk(one["type"], space, at, depth + 1)
+                for part in definition["fields"]:
+                    self._path.append(part["name"])
+                    offset = self._walk(part["type"], space, offset, depth + 1)
                     self._path.pop()
-                return at
-        return self._blocks(definition, kind, space, at, depth)
+                return offset
+        return self._blocks(definition, kind, space, offset, depth)
 
-    def _blocks(self, definition: Any, kind: str, space: str, at: int, depth: int) -> int:
+    def _blocks(self, definition: Any, kind: str, space: str, offset: int, depth: int) -> int:
         """Return the place behind the blocks of an array or a map."""
         while True:
-            count, at = self._number(at)
+            count, offset = self._number(offset)
             if not count:
-                return at
+                return offset
             if count < 0:
-                count, (_, at) = -count, self._number(at)
+                count, (_, offset) = -count, self._number(offset)
             for _ in range(count):
-                begin = at
+                begin = offset
                 if kind == "map":
-                    at = self._walk("string", space, at, depth + 1)
-                at = self._walk(definition["values" if kind == "map" else "items"], space, at, depth + 1)
-                self._spare -= at == begin
+                    offset = self._walk("string", space, offset, depth + 1)
+                offset = self._walk(definition["values" if kind == "map" else "items"], space, offset, depth + 1)
+                self._spare -= offset == begin
                 if self._spare < 0:
                     raise Unfit("it has more items than its bytes can hold")
 
@@ -301,16 +302,16 @@ def fit_of(shape: Shape) -> Fit | None:
         fits = {name: fit for name, inner in shape.fields.items() if (fit := fit_of(inner)) is not None}
         if not fits:
             return None
-        return _or_null(lambda value: {name: _inside(name, fits[name], one) if name in fits else one
-                                       for name, one in value.items()})
+        return _or_null(lambda value: {name: _inside(name, fits[name], item) if name in fits else item
+                                       for name, item in value.items()})
     if shape.item is None:
         return None
     inner = fit_of(shape.item)
     if shape.type == "map":
         if inner is None:
             return _or_null(lambda value: list(value.items()))
-        return _or_null(lambda value: [(key, inner(one)) for key, one in value.items()])
-    return None if inner is None else _or_null(lambda value: [inner(one) for one in value])
+        return _or_null(lambda value: [(key, inner(item)) for key, item in value.items()])
+    return None if inner is None else _or_null(lambda value: [inner(item) for item in value])
 
 
 def _inside(name: str, fit: Fit, value: Any) -> Any:

@@ -40,14 +40,14 @@ class _Ledger:
     def __repr__(self) -> str:
         return f"<_Ledger {self.path} chunks={len(self.ids)}>"
 
-    def head(self, at: int) -> _Head:
+    def head(self, number: int) -> _Head:
         """Return (identity of the message, chunk id, payload size) of one chunk.
 
         The answer is ((), -1, 0) if its metadata cannot be read.
         """
-        known = self.heads[at]
-        if known is None:
-            offset, size = int(self.rows["offset"][at]), int(self.rows["size"][at])
+        head_of = self.heads[number]
+        if head_of is None:
+            offset, size = int(self.rows["offset"][number]), int(self.rows["size"][number])
             head = os.pread(self.fd, min(size, _HEAD), offset)
             if len(head) >= CHECKSUM_END + 4:
                 needed = CHECKSUM_END + 4 + SIZE.unpack_from(head, CHECKSUM_END)[0]
@@ -55,21 +55,21 @@ class _Ledger:
                     head = os.pread(self.fd, min(size, needed), offset)
             try:
                 metadata, rest = one_by_one.split(head)
-                known = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
+                head_of = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
             except Damaged:
-                known = (), -1, 0
-            self.heads[at] = known
-        return known
+                head_of = (), -1, 0
+            self.heads[number] = head_of
+        return head_of
 
-    def payload(self, at: int) -> memoryview:
+    def payload(self, number: int) -> memoryview:
         """Return the stored payload of a chunk.  Raises Damaged."""
-        return one_by_one.split(self.entry(at))[1]
+        return one_by_one.split(self.entry(number))[1]
 
-    def entry(self, at: int) -> bytes:
+    def entry(self, number: int) -> bytes:
         """Return the entry of a chunk.  Raises Damaged."""
-        entry = os.pread(self.fd, int(self.rows["size"][at]), int(self.rows["offset"][at]))
-        if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][at]:
-            raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[at]}, is wrong")
+        entry = os.pread(self.fd, int(self.rows["size"][number]), int(self.rows["offset"][number]))
+        if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][number]:
+            raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[number]}, is wrong")
         return entry
 
 
@@ -102,9 +102,10 @@ class Chunks:
         earlier = self._earlier_chunks(entry_id, metadata)
         if earlier is None:
             return []
-        indexes = [int(there.rows["message_index"][at]) for there, at, _ in earlier] + [int(row["message_index"])]
+        indexes = [int(ledger.rows["message_index"][number]) for ledger, number, _ in earlier]
+        indexes.append(int(row["message_index"]))
         if with_payload:
-            payload: bytes | memoryview = b"".join([*(there.payload(at) for there, at, _ in earlier), stored])
+            payload: bytes | memoryview = b"".join([*(ledger.payload(number) for ledger, number, _ in earlier), stored])
             if not one_by_one.is_encrypted(metadata):
                 payload = one_by_one.undone(metadata, payload)
             size = len(payload)
@@ -120,8 +121,8 @@ class Chunks:
 
         The list is empty if the entry is not a last chunk, or if other chunks are missing. Raises Damaged.
         """
-        return [((there.ledger_id, there.ids[at]), there.entry(at))
-                for there, at, _ in self._earlier_chunks(entry_id, metadata) or ()]
+        return [((ledger.ledger_id, ledger.ids[number]), ledger.entry(number))
+                for ledger, number, _ in self._earlier_chunks(entry_id, metadata) or ()]
 
     def _earlier_chunks(self, entry_id: int, metadata: api.MessageMetadata) -> list[_Chunk] | None:
         """Return all chunks of a message before its last one, None if they are not all there."""
@@ -149,10 +150,10 @@ class Chunks:
         """Yield the (ledger, index) of chunks before an entry of the stretch's ledger, backwards."""
         number = 0
         while number < len(self._ledgers) or self._open_next():
-            there = self._ledgers[number]
-            end = len(there.ids) if number else int(np.searchsorted(there.ids, entry_id))
+            ledger = self._ledgers[number]
+            end = len(ledger.ids) if number else int(np.searchsorted(ledger.ids, entry_id))
             for at in range(end - 1, -1, -1):
-                yield there, at
+                yield ledger, at
             number += 1
 
     def _open_next(self) -> bool:

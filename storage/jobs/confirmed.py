@@ -7,6 +7,7 @@ Stretches end where consumers do: before the first entry of a transaction that i
 state file says which transactions have ended, and may be older than the ledgers. Owners write it again about a second
 after transactions end.
 """
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
     count = catalogue.topics.partition_count(topic)
     if count is None and not catalogue.topics.exists(topic):
         raise LookupError(f"there is no topic {topic}")
-    return [topic.partition_name(number) for number in range(count)] if count else [topic]
+    return catalogue.topics.parts(topic)
 
 
 # -- stretches of a partition
@@ -103,8 +104,8 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
     Raises CorruptFile, and FileNotFoundError if the view does not exist.
     """
     folder = format.partition_folder(Path(data_dir), partition_id)
-    known = committed_up_to(data_dir, partition_id)
-    up_to = known if up_to is None else min(known, up_to)
+    committed = committed_up_to(data_dir, partition_id)
+    up_to = committed if up_to is None else min(committed, up_to)
     pieces = []
     if view:
         opened = compacted_ledgers.open_view(folder, view)
@@ -133,14 +134,15 @@ def of_ledger(folder: Path, partition_id: int, ledger_id: int, *, behind: Positi
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
     """Return the position of a partition's last confirmed entry, NOWHERE without entries.  Raises CorruptFile."""
     folder = format.partition_folder(Path(data_dir), partition_id)
-    for ledger_id in reversed(ledger_headers.ledger_ids(folder)):
-        try:
-            count = len(confirmed_rows(folder, partition_id, ledger_id))
-        except FileNotFoundError:
-            continue
-        if count:
-            return ledger_id, count - 1
-    return NOWHERE
+    return next(((ledger_id, len(rows) - 1) for ledger_id, rows in _ledgers(folder, partition_id, is_backwards=True)
+                 if len(rows)), NOWHERE)
+
+
+def _ledgers(folder: Path, partition_id: int, *, is_backwards: bool = False) -> Iterator[tuple[int, Rows]]:
+    """Yield (id, confirmed index rows) of each ledger that is not deleted meanwhile.  Raises CorruptFile."""
+    for ledger_id in ledger_headers.ledger_ids(folder)[::-1 if is_backwards else 1]:
+        with contextlib.suppress(FileNotFoundError):
+            yield ledger_id, confirmed_rows(folder, partition_id, ledger_id)
 
 
 def committed_up_to(data_dir: Path | str, partition_id: int) -> Position:
@@ -160,11 +162,7 @@ def _committed(data_dir: Path | str, partition_id: int) -> tuple[Position, bool]
     """Return (last position before the first open transaction, whether it is the last of all)."""
     folder = format.partition_folder(Path(data_dir), partition_id)
     settled, up_to = _settled(state_file.read(folder, partition_id)), NOWHERE
-    for ledger_id in ledger_headers.ledger_ids(folder):
-        try:
-            rows = confirmed_rows(folder, partition_id, ledger_id)
-        except FileNotFoundError:
-            continue
+    for ledger_id, rows in _ledgers(folder, partition_id):
         for at in range(entries_up_to(settled, ledger_id, len(rows)), len(rows), _BLOCK):
             is_open = rows["flags"][at:at + _BLOCK] & IN_TRANSACTION != 0
             if is_open.any():
@@ -213,11 +211,7 @@ def committed(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
     up_to = before = NOWHERE
     within: dict[int, NDArray[np.int64]] = {}
     counts: dict[int, int] = {}
-    for ledger_id in ledger_headers.ledger_ids(folder):
-        try:
-            rows = confirmed_rows(folder, partition_id, ledger_id)
-        except FileNotFoundError:
-            continue
+    for ledger_id, rows in _ledgers(folder, partition_id):
         if len(rows):
             counts[ledger_id], up_to = len(rows), (ledger_id, len(rows) - 1)
         if ledger_id >= behind[0]:
@@ -294,17 +288,17 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
     if head is None:      # damaged: the broker will rebuild it from the last valid row, too
         whole = np.flatnonzero(format.is_valid(rows, ledger_id))
         return rows[:int(whole[-1]) + 1 if len(whole) else 0]
-    known = int(head["entries"][0]) if head["version"][0] > 1 or head["state"][0] == format.SEALED else 0
-    if known > len(rows):
-        return np.concatenate((rows, np.zeros(known - len(rows), format.INDEX_ROW)))
+    count = int(head["entries"][0]) if head["version"][0] > 1 or head["state"][0] == format.SEALED else 0
+    if count > len(rows):
+        return np.concatenate((rows, np.zeros(count - len(rows), format.INDEX_ROW)))
     if head["state"][0] == format.SEALED:
-        return rows[:known]
-    for at in range(known, len(rows), _BLOCK):
-        valid = format.is_valid(rows[at:at + _BLOCK], ledger_id, at)
-        known = at + (len(valid) if valid.all() else int((~valid).argmax()))
+        return rows[:count]
+    for first in range(count, len(rows), _BLOCK):
+        valid = format.is_valid(rows[first:first + _BLOCK], ledger_id, first)
+        count = first + (len(valid) if valid.all() else int((~valid).argmax()))
         if not valid.all():
             break
-    return rows[:known]
+    return rows[:count]
 
 
 def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
@@ -315,7 +309,8 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
     """
     everything = confirmed_rows(folder, partition_id, ledger_id)
     rows, path = everything[first:end], format.index_path(folder, ledger_id)
-    pieces = [format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)]
+    pieces = [format.is_valid(rows[start:start + _BLOCK], ledger_id, first + start)
+              for start in range(0, len(rows), _BLOCK)]
     valid = np.concatenate([np.empty(0, bool), *pieces])
     if valid.all():
         return rows, np.zeros(len(rows), bool), []

@@ -115,14 +115,14 @@ def _record(shape: Shape) -> Fit:
     def record(value: Any) -> Any:
         if not isinstance(value, dict):
             _unfit(value, "object")
-        found = {}
+        read = {}
         for name, fit in fits:
-            one = value.get(name)
+            item = value.get(name)
             try:
-                found[name] = None if one is None else fit(one)
+                read[name] = None if item is None else fit(item)
             except Unfit as error:
                 raise inside(name, error) from None
-        return found
+        return read
     return record
 
 
@@ -134,24 +134,24 @@ def _array(shape: Shape, item: Shape) -> Fit:
         if isinstance(value, str) and item.java_class == "java.lang.Character":
             value = list(value)
         if isinstance(value, dict) and key is not None:
-            value = [{"key": _key(name, key), "value": one} for name, one in value.items()]
+            value = [{"key": _key(name, key), "value": inner} for name, inner in value.items()]
         if shape.takes_one and not isinstance(value, list):
             value = [value]
         if not isinstance(value, list):
             _unfit(value, "array")
-        return [found for _, found in _each(fit, enumerate(value))]
+        return [fitted for _, fitted in _each(fit, enumerate(value))]
     return array
 
 
 def _each(fit: Fit, items: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return (key, fitted value) of items (key, value)."""
-    found = []
-    for key, one in items:
+    pairs = []
+    for key, item in items:
         try:
-            found.append((key, None if one is None else fit(one)))
+            pairs.append((key, None if item is None else fit(item)))
         except Unfit as error:
             raise inside(f"[{key}]", error) from None
-    return found
+    return pairs
 
 
 def _key(name: str, shape: Shape) -> Any:
@@ -211,14 +211,14 @@ def _from_text(value: str, logical: str) -> int:
         if logical == "date":
             return datetime.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
         if logical.startswith("time-"):
-            found = datetime.datetime.combine(_EPOCH, datetime.time.fromisoformat(value))
+            moment = datetime.datetime.combine(_EPOCH, datetime.time.fromisoformat(value))
         else:
-            found = datetime.datetime.fromisoformat(value)
-        if (found.tzinfo is None) != logical.startswith(("local-", "time-")):
+            moment = datetime.datetime.fromisoformat(value)
+        if (moment.tzinfo is None) != logical.startswith(("local-", "time-")):
             raise ValueError
     except ValueError:
         _unfit(value, "date or time")
-    since = found - (_EPOCH if found.tzinfo is None else _EPOCH.replace(tzinfo=datetime.UTC))
+    since = moment - (_EPOCH if moment.tzinfo is None else _EPOCH.replace(tzinfo=datetime.UTC))
     digits = re.search(r"\.[0-9]{6}([0-9]{1,3})", value)
     nanoseconds = since // datetime.timedelta(microseconds=1) * 1_000 + (int(digits[1].ljust(3, "0")) if digits else 0)
     return nanoseconds * _PER_SECOND[logical.rpartition("-")[2]] // 10 ** 9
@@ -226,7 +226,7 @@ def _from_text(value: str, logical: str) -> int:
 
 def _parts(value: list[Any], logical: str) -> int:
     """Return a date, a time or both, given as a list of their parts, as the number that Avro has."""
-    parts = [one for one in value if isinstance(one, int) and not isinstance(one, bool)]
+    parts = [item for item in value if isinstance(item, int) and not isinstance(item, bool)]
     try:
         if len(parts) != len(value):
             raise ValueError
@@ -253,19 +253,19 @@ def _float(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         _unfit(value, "number")
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = math.inf
-    if math.isinf(found) and not isinstance(value, float):
+        number = math.inf
+    if math.isinf(number) and not isinstance(value, float):
         _unfit(value, "number of double")
-    return found
+    return number
 
 
 def _narrow(value: Any) -> Any:
-    found = _float(value)
-    if math.isfinite(found) and abs(found) >= _FLOAT_MAX:
+    number = _float(value)
+    if math.isfinite(number) and abs(number) >= _FLOAT_MAX:
         _unfit(value, "number of float")
-    return found
+    return number
 
 
 def _text(value: Any) -> Any:

@@ -21,11 +21,11 @@ class Damaged(Exception):
 
 def split(entry: bytes) -> tuple[api.MessageMetadata, memoryview]:
     """Return an entry's metadata, and its stored payload.  Raises Damaged."""
-    at = CHECKSUM_END if entry[:2] == _START else 0      # ledgers of format version 1 have some without a checksum
-    if len(entry) < at + 4 or (behind := at + 4 + SIZE.unpack_from(entry, at)[0]) > len(entry):
+    offset = CHECKSUM_END if entry[:2] == _START else 0      # ledgers of format version 1 have some without a checksum
+    if len(entry) < offset + 4 or (behind := offset + 4 + SIZE.unpack_from(entry, offset)[0]) > len(entry):
         raise Damaged("its metadata are longer than it")
     try:
-        return api.MessageMetadata.FromString(bytes(entry[at + 4:behind])), memoryview(entry)[behind:]
+        return api.MessageMetadata.FromString(bytes(entry[offset + 4:behind])), memoryview(entry)[behind:]
     except DecodeError:
         raise Damaged("its metadata cannot be read") from None
 
@@ -47,19 +47,29 @@ def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Mess
     if not metadata.HasField("num_messages_in_batch") or is_encrypted(metadata):
         yield message(metadata, metadata, payload) | {"batch_index": None}
         return
-    at = 0
+    for index, single, its in singles(metadata, payload):
+        if not single.compacted_out:
+            yield message(metadata, single, its) | {"batch_index": index}
+
+
+def singles(metadata: api.MessageMetadata, payload: memoryview
+            ) -> Iterator[tuple[int, api.SingleMessageMetadata, memoryview]]:
+    """Yield (index, metadata, payload) of each message of a batch.  Raises Damaged.
+
+    metadata: of its entry.  payload: of its entry, decompressed.
+    """
+    offset = 0
     for index in range(metadata.num_messages_in_batch):
-        if len(payload) < at + 4 or (behind := at + 4 + SIZE.unpack_from(payload, at)[0]) > len(payload):
+        if len(payload) < offset + 4 or (behind := offset + 4 + SIZE.unpack_from(payload, offset)[0]) > len(payload):
             raise Damaged(f"message {index} of its batch is cut")
         try:
-            single = api.SingleMessageMetadata.FromString(bytes(payload[at + 4:behind]))
+            single = api.SingleMessageMetadata.FromString(bytes(payload[offset + 4:behind]))
         except DecodeError:
             raise Damaged(f"metadata of message {index} of its batch cannot be read") from None
-        at = behind + single.payload_size
-        if single.payload_size < 0 or at > len(payload):
+        offset = behind + single.payload_size
+        if single.payload_size < 0 or offset > len(payload):
             raise Damaged(f"message {index} of its batch is cut")
-        if not single.compacted_out:
-            yield message(metadata, single, payload[behind:at]) | {"batch_index": index}
+        yield index, single, payload[behind:offset]
 
 
 def check(metadata: api.MessageMetadata, stored: memoryview) -> None:
@@ -88,7 +98,7 @@ def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMes
         "key": _raw(own.partition_key) if own.HasField("partition_key") else None,
         "key_is_base64": own.partition_key_b64_encoded,
         "ordering_key": own.ordering_key if own.HasField("ordering_key") else None,
-        "properties": [(_raw(one.key), _raw(one.value)) for one in own.properties],
+        "properties": [(_raw(pair.key), _raw(pair.value)) for pair in own.properties],
         "producer": _raw(outer.producer_name) if outer.HasField("producer_name") else None,
         "sequence_id": sequence_id - (sequence_id >> 63 << 64),
         "payload": bytes(payload), "payload_size": len(payload),

@@ -12,6 +12,7 @@ Left out are markers, placeholders and masked messages of a compacted view, entr
 messages with missing chunks, and damaged entries, which are reported.  An encrypted message is a row with its stored
 payload; an encrypted batch is one row without a batch index.
 """
+from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -33,12 +34,12 @@ from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import Block, BlockReader, ReportDamage, Wanted, message_numbers
 from geminga.storage.jobs.message_columns import SCHEMA, Messages, read_properties
-from geminga.storage.jobs.occurrences import having
 from geminga.storage.jobs.one_by_one import Damaged, Message
 from geminga.storage.ledgers.view_files import Count
 
 UNPACKED_MAX = 16 << 20             # bytes of batches that are decompressed at a time; a larger batch is alone
 MESSAGES_MAX = 32 << 10             # messages of an Arrow batch, roughly: its arrays fit into a processor's cache
+_OFTEN = 4                          # a text that every 4th entry has saves too little to be looked for further
 
 _Places: TypeAlias = NDArray[np.int64]
 
@@ -120,9 +121,9 @@ class _Reader:
             yield from self._plain(block, outer, plain, payloads)
         odd = np.flatnonzero(is_odd).tolist()
         if is_batch.any():
-            for some in _by_size(np.flatnonzero(is_batch), outer, block.ends - payloads, self._together_max):
-                left = yield from self._unpack(block, outer, some, payloads)
-                odd += left.tolist()
+            for places in _by_size(np.flatnonzero(is_batch), outer, block.ends - payloads, self._together_max):
+                odd_places = yield from self._unpack(block, outer, places, payloads)
+                odd += odd_places.tolist()
         yield from self._one_by_one(block, odd + by_chunk.tolist())
 
     def _has_texts(self, block: Block, outer: Columns, rest: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -131,37 +132,37 @@ class _Reader:
         is_open = rest
         if "compression" in outer.numbers:
             is_open = rest & ((outer.numbers["compression"] == api.NONE) | outer.has("encryption"))
-        some, raw = np.flatnonzero(is_open), block.data.tobytes()
+        places, raw = np.flatnonzero(is_open), block.data.tobytes()
         for text in self._texts:
-            has_texts[some] &= having(raw, block.begins[some], block.ends[some], text)
+            has_texts[places] &= having(raw, block.begins[places], block.ends[places], text)
         return has_texts
 
-    def _plain(self, block: Block, outer: Columns, some: NDArray[np.intp],
+    def _plain(self, block: Block, outer: Columns, places: NDArray[np.intp],
                payloads: _Places) -> Iterator[pa.RecordBatch]:
         """Yield the messages of entries that are not batches, or that are encrypted."""
-        begins, ends, data = payloads[some], block.ends[some], block.data
+        begins, ends, data = payloads[places], block.ends[places], block.data
         sizes = ends - begins
         if "compression" in outer.numbers:
-            encrypted = outer.has("encryption")[some]
-            codecs = outer.numbers["compression"][some]
+            encrypted = outer.has("encryption")[places]
+            codecs = outer.numbers["compression"][places]
             is_compressed = (codecs != api.NONE) & ~encrypted
-            sizes = np.where(is_compressed, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
+            sizes = np.where(is_compressed, outer.number("uncompressed_size")[places].astype(np.int64), sizes)
             if "payload" in self.columns:
-                for piece in _within(np.arange(len(some)), np.where(is_compressed, sizes, 0), self._together_max):
-                    yield from self._decompressed(block, outer, some[piece], begins[piece], ends[piece], codecs[piece],
-                                                  is_compressed[piece], sizes[piece])
+                for piece in _within(np.arange(len(places)), np.where(is_compressed, sizes, 0), self._together_max):
+                    yield from self._decompressed(block, outer, places[piece], begins[piece], ends[piece],
+                                                  codecs[piece], is_compressed[piece], sizes[piece])
                 return
-        yield from self._rows(Messages(block, some, outer, outer, some, data, (begins, ends), sizes, None))
+        yield from self._rows(Messages(block, places, outer, outer, places, data, (begins, ends), sizes, None))
 
-    def _decompressed(self, block: Block, outer: Columns, some: NDArray[np.intp], begins: _Places, ends: _Places,
+    def _decompressed(self, block: Block, outer: Columns, places: NDArray[np.intp], begins: _Places, ends: _Places,
                       codecs: NDArray[np.uint64], is_compressed: NDArray[np.bool_],
                       sizes: NDArray[np.integer]) -> Iterator[pa.RecordBatch]:
-        data, begins, ends, failed = self._undo(block, some, begins, ends, codecs, is_compressed, sizes)
+        data, begins, ends, failed = self._undo(block, places, begins, ends, codecs, is_compressed, sizes)
         if failed.any():
-            some, begins, ends = some[~failed], begins[~failed], ends[~failed]
-        yield from self._rows(Messages(block, some, outer, outer, some, data, (begins, ends), ends - begins, None))
+            places, begins, ends = places[~failed], begins[~failed], ends[~failed]
+        yield from self._rows(Messages(block, places, outer, outer, places, data, (begins, ends), ends - begins, None))
 
-    def _undo(self, block: Block, some: NDArray[np.intp], begins: _Places, ends: _Places, codecs: NDArray[np.uint64],
+    def _undo(self, block: Block, places: NDArray[np.intp], begins: _Places, ends: _Places, codecs: NDArray[np.uint64],
               is_compressed: NDArray[np.bool_],
               sizes: NDArray[np.integer]) -> tuple[NDArray[np.uint8], _Places, _Places, NDArray[np.bool_]]:
         """Decompress payloads of a block's entries.
@@ -169,37 +170,37 @@ class _Reader:
         Returns (data with decompressed payloads at its end, begins, ends, which payloads to leave out: they cannot be
         decompressed, or have not the texts).
         """
-        chosen, failed, raw = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data)
+        chosen, failed, raw = np.flatnonzero(is_compressed), np.zeros(len(places), bool), memoryview(block.data)
         pieces: list[bytes | memoryview] = []
         if not len(chosen):
             return block.data, begins, ends, failed
-        for at, codec, begin, end, size in zip(*(column.tolist() for column in (
+        for number, codec, begin, end, size in zip(*(column.tolist() for column in (
                 chosen, codecs[chosen], begins[chosen], ends[chosen], sizes[chosen])), strict=True):
             try:
                 pieces.append(decompress(codec, raw[begin:end], size))
             except CannotDecompress as error:
-                failed[at] = True
+                failed[number] = True
                 pieces.append(b"")
-                self._entries.report(int(block.entry_ids[some[at]]), f"its payload {error}")
+                self._entries.report(int(block.entry_ids[places[number]]), f"its payload {error}")
         begins, ends, behind = begins.copy(), ends.copy(), len(block.data) + np.cumsum([len(piece) for piece in pieces])
         begins[chosen], ends[chosen] = np.append(len(block.data), behind[:-1]), behind
         joined = b"".join((block.data.data, *pieces, bytes(PAD)))
         for text in self._texts:
             failed[chosen] |= ~(having(joined, begins[chosen], ends[chosen], text)
-                                | having(joined, block.begins[some[chosen]], block.ends[some[chosen]], text))
+                                | having(joined, block.begins[places[chosen]], block.ends[places[chosen]], text))
         return np.frombuffer(joined, np.uint8), begins, ends, failed
 
-    def _unpack(self, block: Block, outer: Columns, some: NDArray[np.intp],
+    def _unpack(self, block: Block, outer: Columns, places: NDArray[np.intp],
                 payloads: _Places) -> Generator[pa.RecordBatch, None, NDArray[np.intp]]:
         """Yield the messages of batches.  Returns the batches that the protobuf library has to read."""
-        begins, ends, data = payloads[some], block.ends[some], block.data
+        begins, ends, data = payloads[places], block.ends[places], block.data
         if "compression" in outer.numbers:
-            codecs = outer.numbers["compression"][some]
-            data, begins, ends, failed = self._undo(block, some, begins, ends, codecs, codecs != api.NONE,
-                                                    outer.number("uncompressed_size")[some])
-            some, begins, ends = some[~failed], begins[~failed], ends[~failed]
-        unpacked = packed.unpack(data, begins, ends, outer.numbers["count"][some].astype(np.int64))
-        left = [some[unpacked.odd]]
+            codecs = outer.numbers["compression"][places]
+            data, begins, ends, failed = self._undo(block, places, begins, ends, codecs, codecs != api.NONE,
+                                                    outer.number("uncompressed_size")[places])
+            places, begins, ends = places[~failed], begins[~failed], ends[~failed]
+        unpacked = packed.unpack(data, begins, ends, outer.numbers["count"][places].astype(np.int64))
+        odd_places = [places[unpacked.odd]]
         kept = ~unpacked.odd[unpacked.batches]
         for piece in _slices(unpacked.batches, kept):
             batch, index, begin, end, behind = (column[piece] for column in unpacked[:5])
@@ -209,29 +210,29 @@ class _Reader:
             chosen = np.ones(len(batch), bool)
             if is_odd.any():
                 odd_ones = np.unique(batch[is_odd])
-                left.append(some[odd_ones])
+                odd_places.append(places[odd_ones])
                 chosen = ~np.isin(batch, odd_ones)
             if "compacted_out" in own.numbers:
                 chosen &= own.numbers["compacted_out"] == 0
             if len(self._entries.masked):
-                chosen &= ~np.isin(message_numbers(block.entry_ids[some[batch]], index), self._entries.masked)
+                chosen &= ~np.isin(message_numbers(block.entry_ids[places[batch]], index), self._entries.masked)
             at = np.flatnonzero(chosen)
             if at.size:
-                yield from self._rows(Messages(block, some[batch[at]], outer, own, at, data, (end[at], behind[at]),
+                yield from self._rows(Messages(block, places[batch[at]], outer, own, at, data, (end[at], behind[at]),
                                                 behind[at] - end[at], index[at]))
-        return np.concatenate(left)
+        return np.concatenate(odd_places)
 
-    def _one_by_one(self, block: Block, some: list[int]) -> Iterator[pa.RecordBatch]:
+    def _one_by_one(self, block: Block, places: list[int]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of unusual entries and of chunks, read with the protobuf library.
 
-        some: their places in the block.
+        places: their places in the block.
         """
         ready: list[Message] = []
         size = 0
-        for at in sorted(some):
-            row, entry_id = block.rows[at], int(block.entry_ids[at])
+        for place in sorted(places):
+            row, entry_id = block.rows[place], int(block.entry_ids[place])
             try:
-                outer, stored = one_by_one.split(block.entry(at))
+                outer, stored = one_by_one.split(block.entry(place))
                 if outer.HasField("marker_type"):
                     continue
                 these: Iterable[Message]
@@ -273,33 +274,56 @@ class _Reader:
 
 # -- groups of entries or messages
 
-def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64],
+def _by_size(places: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64],
              size_max: int) -> list[NDArray[np.intp]]:
     """Split batch entries into groups of at most size_max decompressed bytes.  stored: bytes of each payload."""
-    sizes = stored[some]
+    sizes = stored[places]
     if "compression" in outer.numbers:
-        is_compressed = outer.numbers["compression"][some] != api.NONE
-        sizes = np.where(is_compressed, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
-    return list(_within(some, sizes, size_max))
+        is_compressed = outer.numbers["compression"][places] != api.NONE
+        sizes = np.where(is_compressed, outer.number("uncompressed_size")[places].astype(np.int64), sizes)
+    return list(_within(places, sizes, size_max))
 
 
-def _within(some: NDArray[np.intp], sizes: NDArray[np.int64], size_max: int) -> Iterator[NDArray[np.intp]]:
+def _within(items: NDArray[np.intp], sizes: NDArray[np.int64], size_max: int) -> Iterator[NDArray[np.intp]]:
     """Yield groups of items with at most size_max bytes; a larger item is a group of its own."""
     ends = np.cumsum(sizes)
     first, before = 0, 0
-    while first < len(some):
+    while first < len(items):
         until = max(first + 1, int(np.searchsorted(ends, before + size_max, side="right")))
-        yield some[first:until]
+        yield items[first:until]
         first, before = until, int(ends[until - 1])
 
 
 def _slices(batch: NDArray[np.int64], kept: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
     """Yield groups of about MESSAGES_MAX messages; no group ends within a batch."""
-    left = np.flatnonzero(kept)
+    messages = np.flatnonzero(kept)
     first = 0
-    while first < len(left):
-        until = min(len(left), first + MESSAGES_MAX)
-        if until < len(left):
-            until = int(np.searchsorted(batch[left], batch[left[until - 1]], side="right"))
-        yield left[first:until]
+    while first < len(messages):
+        until = min(len(messages), first + MESSAGES_MAX)
+        if until < len(messages):
+            until = int(np.searchsorted(batch[messages], batch[messages[until - 1]], side="right"))
+        yield messages[first:until]
         first = until
+
+
+# -- texts
+
+def having(raw: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64], text: bytes) -> NDArray[np.bool_]:
+    """Return which of raw[begin:end] (n,), ascending and without overlaps, may have the text.
+
+    All others have not. The search ends where it turns out that too many have the text.
+    """
+    has_it = np.zeros(len(begins), bool)
+    firsts, stops = begins.tolist(), ends.tolist()
+    count, offset = 0, raw.find(text, firsts[0], stops[-1]) if firsts else -1
+    while offset >= 0:
+        number = bisect_right(firsts, offset) - 1
+        is_inside = offset + len(text) <= stops[number]
+        if is_inside:
+            has_it[number] = True
+            count += 1
+        offset = raw.find(text, max(offset + 1, stops[number]) if is_inside else offset + 1, stops[-1])
+        if count * _OFTEN > len(firsts) and number * 2 < len(firsts):
+            has_it[number:] = True
+            break
+    return has_it

@@ -86,7 +86,7 @@ class _Shapes:
         if self._left < 0:
             raise NoSchema(f"its schema has more than {FIELDS_MAX:,} fields")
         if isinstance(definition, list):
-            rest = [one for one in definition if one not in ("null", {"type": "null"})]
+            rest = [branch for branch in definition if branch not in ("null", {"type": "null"})]
             return self.of(rest[0], inside, space) if len(rest) == 1 else Shape(pa.string(), "text")
         if isinstance(definition, str):
             if definition in PRIMITIVES:
@@ -107,7 +107,7 @@ class _Shapes:
         java = definition.get("java-class")
         match kind:
             case "record" | "error" if definition["fields"]:
-                fields = {one["name"]: self.of(one["type"], (*inside, name), space) for one in definition["fields"]}
+                fields = {part["name"]: self.of(part["type"], (*inside, name), space) for part in definition["fields"]}
                 return Shape(_struct(fields), "record", fields=fields)
             case "array":
                 item = self.of(definition["items"], inside, space)
@@ -154,34 +154,34 @@ def _decimal(definition: dict[str, Any]) -> Shape | None:
 
 
 def _struct(fields: dict[str, Shape]) -> pa.StructType:
-    return pa.struct([(name, one.kind) for name, one in fields.items()])
+    return pa.struct([(name, shape.kind) for name, shape in fields.items()])
 
 
 # -- one type for several
 
-def joined(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+def joined(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the type that holds the values of both; text, if there is no other."""
-    if one == other:
-        return one
-    if one in _INTEGERS and other in _INTEGERS:
-        return max(one, other, key=_INTEGERS.__getitem__)
-    if (one in _FLOATS or other in _FLOATS) and {one, other} <= {*_INTEGERS, *_FLOATS}:
+    if kind == other:
+        return kind
+    if kind in _INTEGERS and other in _INTEGERS:
+        return max(kind, other, key=_INTEGERS.__getitem__)
+    if (kind in _FLOATS or other in _FLOATS) and {kind, other} <= {*_INTEGERS, *_FLOATS}:
         return pa.float64()
-    for decimal, plain in ((one, other), (other, one)):
+    for decimal, plain in ((kind, other), (other, kind)):
         if pa.types.is_decimal(decimal) and (plain in _INTEGERS or pa.types.is_decimal(plain)):
             return _joined_decimals(decimal, plain)
-    if {one, other} == {pa.string(), pa.binary()}:
+    if {kind, other} == {pa.string(), pa.binary()}:
         return pa.binary()
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields = {own.name: own.type for own in one}
+    if pa.types.is_struct(kind) and pa.types.is_struct(other):
+        fields = {own.name: own.type for own in kind}
         for own in other:
             fields[own.name] = joined(fields[own.name], own.type) if own.name in fields else own.type
         return pa.struct(list(fields.items()))
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        return pa.map_(joined(one.key_type, other.key_type), joined(one.item_type, other.item_type))
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(joined(one.value_type, other.value_type))
-    for many, alone in ((one, other), (other, one)):      # Protobuf's fields may become repeated ones
+    if pa.types.is_map(kind) and pa.types.is_map(other):
+        return pa.map_(joined(kind.key_type, other.key_type), joined(kind.item_type, other.item_type))
+    if pa.types.is_list(kind) and pa.types.is_list(other):
+        return pa.list_(joined(kind.value_type, other.value_type))
+    for many, alone in ((kind, other), (other, kind)):      # Protobuf's fields may become repeated ones
         if pa.types.is_list(many) and not pa.types.is_list(alone):
             item = joined(many.value_type, alone)
             if item != pa.string() or many.value_type == alone:
@@ -204,29 +204,29 @@ def joined_shapes(shapes: Iterable[Shape]) -> Shape:
     return first
 
 
-def _joined_shape(one: Shape, other: Shape) -> Shape:
-    if one.type == other.type == "record":
-        fields = dict(one.fields)
+def _joined_shape(shape: Shape, other: Shape) -> Shape:
+    if shape.type == other.type == "record":
+        fields = dict(shape.fields)
         for name, inner in other.fields.items():
             fields[name] = _joined_shape(fields[name], inner) if name in fields else inner
         return Shape(_struct(fields), "record", fields=fields)
-    if one.item is not None and other.item is not None and one.type == other.type:
-        item = _joined_shape(one.item, other.item)
-        kind = pa.list_(item.kind) if one.type == "array" else pa.map_(pa.string(), item.kind)
-        return Shape(kind, one.type, item=item, java_class=one.java_class or other.java_class,
-                     takes_one=one.takes_one or other.takes_one)
-    for many, alone in ((one, other), (other, one)):
+    if shape.item is not None and other.item is not None and shape.type == other.type:
+        item = _joined_shape(shape.item, other.item)
+        kind = pa.list_(item.kind) if shape.type == "array" else pa.map_(pa.string(), item.kind)
+        return Shape(kind, shape.type, item=item, java_class=shape.java_class or other.java_class,
+                     takes_one=shape.takes_one or other.takes_one)
+    for many, alone in ((shape, other), (other, shape)):
         if many.type == "array" and many.item is not None and alone.type != "array":
             item = _joined_shape(many.item, alone)
             if item.kind != pa.string() or many.item.kind == alone.kind:
                 return Shape(pa.list_(item.kind), "array", item=item, takes_one=True)
-    kind = joined(one.kind, other.kind)
-    if kind == pa.string() and (one.kind != other.kind or (one.type == "text") != (other.type == "text")):
+    kind = joined(shape.kind, other.kind)
+    if kind == pa.string() and (shape.kind != other.kind or (shape.type == "text") != (other.type == "text")):
         return Shape(kind, "any")
-    alike = next((shape for shape in (one, other) if shape.kind == kind), None)
+    alike = next((candidate for candidate in (shape, other) if candidate.kind == kind), None)
     if alike is None:
         return Shape(kind, next((name for name, primitive in PRIMITIVES.items() if primitive == kind), "decimal"))
-    logical = one.logical if one.logical == other.logical else ""
+    logical = shape.logical if shape.logical == other.logical else ""
     return Shape(kind, alike.type, logical, alike.scale, alike.java_class, alike.fields, alike.item)
 
 
@@ -244,7 +244,7 @@ def widening(kind: pa.DataType, wide: pa.DataType) -> Fit | None:
         inner = kind.value_type if pa.types.is_list(kind) else kind
         wider = _or_same(widening(inner, wide.value_type))
         if pa.types.is_list(kind):
-            return _unless_null(lambda values: [wider(one) for one in values])
+            return _unless_null(lambda values: [wider(item) for item in values])
         return _unless_null(lambda value: [wider(value)])
     if wide == pa.string():
         return lambda value: text_of(value, kind)
@@ -256,11 +256,11 @@ def widening(kind: pa.DataType, wide: pa.DataType) -> Fit | None:
 
 
 def _wider_struct(kind: pa.StructType, wide: pa.StructType) -> Fit | None:
-    wider = {one.name: more for one in kind if (more := widening(one.type, wide.field(one.name).type)) is not None}
+    wider = {part.name: more for part in kind if (more := widening(part.type, wide.field(part.name).type)) is not None}
     if not wider:
         return None      # fields that it lacks are null
-    return _unless_null(lambda value: {name: wider[name](one) if name in wider else one
-                                       for name, one in value.items()})
+    return _unless_null(lambda value: {name: wider[name](part) if name in wider else part
+                                       for name, part in value.items()})
 
 
 def _unless_null(fit: Fit) -> Fit:
@@ -292,7 +292,7 @@ def dumped(value: Any) -> str:
         case None | bool() | str():
             return json.dumps(value)
         case dict():
-            pairs = (f"{json.dumps(str(key))}: {dumped(one)}" for key, one in value.items())
+            pairs = (f"{json.dumps(str(key))}: {dumped(item)}" for key, item in value.items())
             return "{" + ", ".join(pairs) + "}"
         case list() | tuple():
             return "[" + ", ".join(map(dumped, value)) + "]"
@@ -331,15 +331,15 @@ def misfit(value: Any, kind: pa.DataType, path: str = "") -> str:
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         pass
     if pa.types.is_struct(kind) and isinstance(value, dict):
-        parts = [(f"{path}.{one.name}".lstrip("."), value.get(one.name), one.type) for one in kind]
+        parts = [(f"{path}.{part.name}".lstrip("."), value.get(part.name), part.type) for part in kind]
     elif pa.types.is_list(kind) and isinstance(value, list):
-        parts = [(f"{path}[{at}]", one, kind.value_type) for at, one in enumerate(value)]
+        parts = [(f"{path}[{index}]", part, kind.value_type) for index, part in enumerate(value)]
     elif pa.types.is_map(kind) and isinstance(value, list):
-        parts = [(f"{path}[{key}]", one, kind.item_type) for key, one in value]
+        parts = [(f"{path}[{key}]", part, kind.item_type) for key, part in value]
     else:
         parts = []
-    for inner, one, its in parts:
-        if text := misfit(one, its, inner):
+    for inner, part, inner_kind in parts:
+        if text := misfit(part, inner_kind, inner):
             return text
     return f"{at_field(path)}its value is none of {kind}"
 

@@ -300,19 +300,19 @@ class FilteringReader(Reader):
     """Reader that applies the query's own filters, with the option `pushdown`."""
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:
-        for one in filters:
-            if not self._push(one):
-                yield one
+        for wanted in filters:
+            if not self._push(wanted):
+                yield wanted
 
-    def _push(self, one: datasource.Filter) -> bool:
+    def _push(self, wanted: datasource.Filter) -> bool:
         """Note a filter that this reader can apply itself.  Returns False if Spark must apply it."""
-        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        attribute: tuple[str, ...] = getattr(wanted, "attribute", ())
         name = attribute[0] if len(attribute) == 1 else ""
-        if name == "key" and isinstance(one, datasource.EqualTo | datasource.In):
-            values = [one.value] if isinstance(one, datasource.EqualTo) else one.value
+        if name == "key" and isinstance(wanted, datasource.EqualTo | datasource.In):
+            values = [wanted.value] if isinstance(wanted, datasource.EqualTo) else wanted.value
             self._reading.keys.append({value for value in values if value is not None})
             return True
-        bounds = _bounds(one, name)
+        bounds = _bounds(wanted, name)
         if bounds is None:
             return False
         first, last = self._reading.bounds.get(name, (_FIRST, _LAST))
@@ -320,18 +320,18 @@ class FilteringReader(Reader):
         return True
 
 
-def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
+def _bounds(wanted: datasource.Filter, name: str) -> tuple[int, int] | None:
     """Return the range (first, last) that a filter demands of a column of the index, None if it is no such filter."""
     if name not in _OF_INDEX:
         return None
-    value: Any = getattr(one, "value", None)
+    value: Any = getattr(wanted, "value", None)
     if isinstance(value, datetime.datetime):
         value, is_whole = _milliseconds(value), value.microsecond % 1000 == 0
     elif isinstance(value, int):
         is_whole = True
     else:
         return None
-    match one:
+    match wanted:
         case datasource.EqualTo():
             return (value, value) if is_whole else (1, 0)
         case datasource.GreaterThanOrEqual():
@@ -388,10 +388,10 @@ def _reading(options: Options, schema: StructType) -> _Reading:
     Raises BadOption if the schema has a column that is not available.
     """
     values = _values(options)
-    known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
-    for one in schema.fields:
-        if one.name not in known.names or known[one.name].dataType != one.dataType:
-            raise BadOption(f"the schema has {one.name} {one.dataType.simpleString()}; "
-                            f"there are {known.simpleString()}")
+    available = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
+    for column in schema.fields:
+        if column.name not in available.names or available[column.name].dataType != column.dataType:
+            raise BadOption(f"the schema has {column.name} {column.dataType.simpleString()}; "
+                            f"there are {available.simpleString()}")
     keys = [] if options.key is None else [{options.key}]
     return _Reading(options, schema.names, values if "value" in schema.names else None, keys=keys)

@@ -63,12 +63,14 @@ class Values:
             return lambda payload, version: read(payload)
         newest = without_logical_types(self.newest)
         fit: Fit = avro_values.fit_of(shape) or shapes.same
-        known = {version: (Walk(one), without_logical_types(one)) for version, one in versions.items()}
+        by_version = {version: (Walk(definition), without_logical_types(definition))
+                      for version, definition in versions.items()}
+        by_newest = Walk(self.newest), newest      # of messages that name no version
 
         def read_version(payload: bytes, version: bytes | None) -> Any:
-            if version is None or version not in known:
+            if version is not None and version not in by_version:
                 return None
-            walk, plain = known[version]
+            walk, plain = by_newest if version is None else by_version[version]
             return fit(walk.decoded(payload, plain, newest))
         return read_version
 

@@ -18,26 +18,6 @@ _MANY = 64      # files that take longer to sync one by one than the whole file 
 _T = TypeVar("_T")
 
 
-class Snapshot(Protocol):
-    """New content of a whole file, taken at one moment and written later by a checkpoint."""
-
-    @property
-    def path(self) -> Path:
-        """The file to replace; its folder is synced after the write."""
-
-    def write(self) -> None:
-        """Replace the file's content, synced.  Called by a thread of the journal.  Raises OSError."""
-
-    def prepare(self) -> None:
-        """Write the new content beside the file, not synced.  `put` or `drop` follows.  Raises OSError."""
-
-    def put(self) -> None:
-        """Replace the file by the content that `prepare` wrote, and that is synced by now.  Raises OSError."""
-
-    def drop(self) -> None:
-        """Remove what `prepare` wrote."""
-
-
 class SnapshotFile:
     """A file that snapshots replace as a whole.  A late checkpoint thread never overwrites a newer snapshot."""
 
@@ -95,7 +75,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSnapshot:
-    """The content of a SnapshotFile as of one moment."""
+    """New content of a whole SnapshotFile, taken at one moment and written later by a checkpoint."""
 
     file: SnapshotFile
     number: int
@@ -103,6 +83,7 @@ class FileSnapshot:
 
     @property
     def path(self) -> Path:
+        """The file to replace; its folder is synced after the write."""
         return self.file.path
 
     @property
@@ -110,6 +91,7 @@ class FileSnapshot:
         return self.file.fresh(self.number)
 
     def write(self) -> None:
+        """Replace the file's content, synced.  Called by a thread of the journal.  Raises OSError."""
         try:
             self.prepare()
             with contextlib.suppress(FileNotFoundError):      # a newer snapshot was written, or the file was removed
@@ -120,19 +102,22 @@ class FileSnapshot:
             raise
 
     def prepare(self) -> None:
+        """Write the new content beside the file, not synced.  `put` or `drop` follows.  Raises OSError."""
         self.file.prepare(self.number, self.data)
 
     def put(self) -> None:
+        """Replace the file by the content that `prepare` wrote, and that is synced by now.  Raises OSError."""
         self.file.put(self.number)
 
     def drop(self) -> None:
+        """Remove what `prepare` wrote."""
         self.file.drop(self.number)
 
 
 class Changed(Protocol):
     """An object with changes that are not yet in its own files: a ledger, a partition, a recovery."""
 
-    def checkpoint(self) -> tuple[Iterable[Path], Sequence[Snapshot]]:
+    def checkpoint(self) -> tuple[Iterable[Path], Sequence[FileSnapshot]]:
         """Return (files to sync, snapshots to write), which bring all changes of this object to disk.
 
         Raises OSError.
@@ -143,7 +128,7 @@ class Checkpoint(NamedTuple):
     """Files and snapshots that must be on disk before the journal may reuse some full segments."""
 
     files: set[Path]              # to be synced
-    snapshots: list[Snapshot]     # to be written
+    snapshots: list[FileSnapshot]     # to be written
 
     def add(self, other: "Checkpoint") -> None:
         """Add the files and snapshots of another checkpoint to this one."""
@@ -162,7 +147,7 @@ class TooMuch(Exception):
     """Exception for a checkpoint that could not be written before its deadline."""
 
 
-def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Callable[[], bool] = lambda: False,
+def write_checkpoint(files: set[Path], snapshots: list[FileSnapshot], is_over: Callable[[], bool] = lambda: False,
                      disk: FileSystem | None = None) -> None:
     """Write the snapshots, sync each file that still exists, and the names of all.
 
@@ -187,16 +172,17 @@ def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Calla
     for path in one_by_one(files):
         with contextlib.suppress(FileNotFoundError):      # deleted since: fully acknowledged
             sync(path, os.fdatasync)
+    # A file has its name, and a replaced one its new content, only when its folder is synced as well.
     for folder in one_by_one({path.parent for path in named}):
         with contextlib.suppress(FileNotFoundError):      # deleted since
             sync(folder, os.fsync)
-    # `partitions`, which names partitions' folders, and the data folder: these are never deleted.
+    # `partitions` and `transactions`, which name these folders, and the data folder: these are never deleted.
     for folder in {above for path in named for above in path.parents[1:3]}:
         sync(folder, os.fsync)
 
 
-def _write_together(snapshots: list[Snapshot], disk: FileSystem,
-                    one_by_one: Callable[[Iterable[Snapshot]], Iterator[Snapshot]]) -> None:
+def _write_together(snapshots: list[FileSnapshot], disk: FileSystem,
+                    one_by_one: Callable[[Iterable[FileSnapshot]], Iterator[FileSnapshot]]) -> None:
     """Write the snapshots, and sync everything in the file system before their content is put in place, and after.
 
     Raises OSError, TooMuch.
@@ -204,11 +190,11 @@ def _write_together(snapshots: list[Snapshot], disk: FileSystem,
     try:
         for snapshot in one_by_one(snapshots):
             snapshot.prepare()
-        disk.sync()
+        disk.sync()      # else a power cut could leave a name with a file that has no content yet
         for snapshot in snapshots:
             snapshot.put()
     except (OSError, TooMuch):
         for snapshot in snapshots:
             snapshot.drop()
         raise
-    disk.sync()
+    disk.sync()      # else a power cut could bring the former files back, whose journal is about to be written over

@@ -187,7 +187,8 @@ class CompactedLedger:
         return self.rows["entry_id"].astype(np.int64)
 
     @cached_property
-    def _data(self) -> mmap.mmap | bytes:
+    def data(self) -> mmap.mmap | bytes:
+        """The bytes of the kept entries, at the offsets in `rows`."""
         path = format.ledger_path(self._folder, self.ledger_id)
         try:
             return map_file(path, writable=False)
@@ -203,7 +204,7 @@ class CompactedLedger:
 
     def close(self) -> None:
         """Release memory and mappings; methods that need the files read them again."""
-        for name in ("rows", "kept", "removed", "_mask", "_data"):
+        for name in ("rows", "kept", "removed", "_mask", "data"):
             self.__dict__.pop(name, None)
 
     def kept_of(self, first: int, end: int) -> NDArray[np.int64]:
@@ -235,7 +236,7 @@ class CompactedLedger:
     def _bits(self, entry_id: int, offset: int, size: int, messages: int, flags: int) -> int:
         """Return an int with a bit for each message of a row's entry, 1 = kept."""
         end = offset + size
-        bits = int.from_bytes(self._data[end:end + 8 * -(-messages // 64)], "little") if flags & format.IS_CUT \
+        bits = int.from_bytes(self.data[end:end + 8 * -(-messages // 64)], "little") if flags & format.IS_CUT \
             else (1 << messages) - 1
         if flags & IS_MASKED:
             ids, indexes = self.removed

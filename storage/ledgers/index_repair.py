@@ -20,10 +20,21 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from geminga.proto.batch_priorities import batch_flags
+from geminga.proto.compression import UNPACKED_MAX
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC
+from geminga.proto.job_properties import BATCH_BITS
 from geminga.proto.rows import Rows
-from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, command_of, read_one
+from geminga.proto.sends import (
+    INDEX_FIELDS,
+    IS_BATCH,
+    IS_CHUNK,
+    KEPT_CHECKSUM,
+    BadChecksum,
+    command_of,
+    read_one,
+)
 from geminga.storage import format
 
 _START = MAGIC.to_bytes(2, "big")
@@ -204,7 +215,11 @@ def _describe(entry: bytes) -> dict[str, int] | None:
         fields = read_one(command_of(entry), entry)[-len(INDEX_FIELDS):]
     except (BadChecksum, ProtocolError):
         return None
-    return dict(zip(INDEX_FIELDS, fields, strict=True))
+    described = dict(zip(INDEX_FIELDS, fields, strict=True))
+    # Whether the partition delivered by priority when the entry came is not known here.  If not, the bits do nothing.
+    if described["flags"] & (IS_BATCH | IS_CHUNK) == IS_BATCH and (found := batch_flags(entry, UNPACKED_MAX)[0]):
+        described["flags"] = described["flags"] & ~BATCH_BITS | found
+    return described
 
 
 def _split(data: bytes, start: int, count: int) -> list[tuple[int, int]]:

@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -40,10 +39,11 @@ from geminga.storage.disk.files import IOV_MAX, FileSystem, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledgers import journal_reader
 from geminga.storage.ledgers.checkpoints import Changed, Checkpoint, TooMuch, collect_checkpoint, write_checkpoint
-from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age, write_again
+from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age
 from geminga.storage.ledgers.journal_segments import Segment, header_of_segment, make_segment, retire
 from geminga.storage.runtime.log import log
 
+_GROUP, _ROW, _OP = format.GROUP_ROW.itemsize, format.INDEX_ROW.itemsize, format.OP_ROW.itemsize
 _SEGMENTS_MIN = 2                # one is written while another is checkpointed, even on a full disk
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _COLLECTED_MAX = 16              # objects of a checkpoint that are collected at once: about 2 ms
@@ -161,17 +161,18 @@ class Journal:
         assert whole <= self.size_max, (whole, self.size_max)
         if self._at + whole > self._segment_bytes:
             self._roll()
-        head = partial(format.record_header, segment=self._segment.sequence, number=self._number + 1,
-                       synced=self._synced, size=size, groups=groups // format.GROUP_ROW.itemsize,
-                       rows=rows // format.INDEX_ROW.itemsize, ops=ops // format.OP_ROW.itemsize)
-        of_tables = checksum = _checksum(tables, crc32c(head()[format.CHECKED_FROM:]))
-        checksum = _checksum(record.data, checksum)
+        head = format.record_header(
+            segment=self._segment.sequence, number=self._number + 1, synced=self._synced, size=size,
+            groups=groups // _GROUP, rows=rows // _ROW, ops=ops // _OP)
+        of_tables = _checksum(tables, crc32c(head[format.CHECKED_FROM:]))
+        head = format.with_checksums(head, _checksum(record.data, of_tables), of_tables)
         try:
-            self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
+            self._write([head, *tables, *record.data], whole)
         except OSError as error:
             if is_full(error):      # a copy-on-write file system needs room even to overwrite
                 raise StorageFull(f"{self._segment.path}: {error.strerror}") from error
             self._set_aside(error)
+        # Only now: a record whose write failed has no number and no place, so the next one is written over it.
         self._number += 1
         if self._is_checkpoint_due:
             self._checkpoint()
@@ -245,6 +246,7 @@ class Journal:
 
         Raises StorageFull, after which the call may be repeated; NotDurable.
         """
+        # `sync` only knows the segment that is written: nobody would sync the last records of this one later.
         if not self._is_between:
             self.sync()
             self._full.append((self._segment, self._dirty))
@@ -283,6 +285,7 @@ class Journal:
         path = self._free[0].result()
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            # The segment stays among the free ones until this has been written, so a failure can be tried again.
             os.pwrite(fd, header_of_segment(sequence, first_record=self._number + 1), 0)
         except OSError:
             os.close(fd)
@@ -308,6 +311,7 @@ class Journal:
         self._is_checkpoint_due = False
         if self._checkpoints or self._collecting is not None or not self._full:
             return
+        # The newer half waits: most ledgers that changed in it will be consumed and deleted before they are its turn.
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
         changed = dict.fromkeys(each for _, changed in oldest for each in changed)
         self._collecting = _Collecting([*changed], [segment for segment, _ in oldest])
@@ -338,6 +342,7 @@ class Journal:
         write_checkpoint(*checkpoint, lambda: time.monotonic() > self._closed_by, self._disk)
         log.debug("a checkpoint was made", segments=len(segments), files=len(checkpoint.files),
                   seconds=round(time.monotonic() - began, 3))
+        # The oldest first.  If a start found only older segments, it would undo what the newer ones had changed.
         for segment in segments:
             retire(segment)
             os.fdatasync(segment.fd)
@@ -448,13 +453,16 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
                  changed: Replayed | None = None) -> Journal:
     """Open a journal whose records have all been applied, and reuse its files.
 
-    kept: a replay whose changes are not on disk; the first checkpoint includes them as `changed`.  Without `kept` all
+    kept: a replay whose changes are not on disk, while its segments are (`journal_reader.make_sure`); the first
+    checkpoint includes these changes as `changed`.  Without `kept` all
     segments are retired, oldest first.  If this process is killed meanwhile, the newest segments stay, and replaying
     them changes nothing.  A replay of only older segments would bring back entries that were acknowledged since.
 
     Raises StorageFull, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # `recovery.settle` syncs the name only after a move.  A move that a power cut ends may have removed this folder,
+    # and a start with the former number of owners makes it anew: without its name the next cut would lose its records.
     for above in (folder.parent, folder.parent.parent):
         sync(above, os.fsync)
     used = by_age(folder)
@@ -466,16 +474,13 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         opened.callback(disk.close)
         for sequence, path in used:
             segment = Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
-            if is_kept := kept is not None and path in kept.segments:
+            if kept is not None and path in kept.segments:
                 assert changed is not None, kept
                 opened.callback(os.close, segment.fd)
                 full.append((segment, {changed}))
-                if sequence == last:
-                    write_again(segment.fd)
             else:
                 retire(segment, number + 1)
-            os.fdatasync(segment.fd)      # also of kept ones: a power cut could truncate their records
-            if not is_kept:
+                os.fdatasync(segment.fd)
                 os.close(segment.fd)
         if changed is not None:
             changed.is_durable()

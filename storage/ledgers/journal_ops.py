@@ -15,6 +15,7 @@ _PART_ACKNOWLEDGED, _COUNTED = struct_of(format.PART_ACKNOWLEDGED_OP), struct_of
 _TOTAL, _PRODUCED, _CHUNKED = struct_of(format.TOTAL_OP), struct_of(format.PRODUCED_OP), struct_of(format.CHUNKED_OP)
 _SUBSCRIPTION, _PARTITION = struct_of(format.SUBSCRIPTION_OP), struct_of(format.PARTITION_OP)
 _TYPE_CHANGED, _MISSED = struct_of(format.TYPE_CHANGED_OP), struct_of(format.MISSED_OP)
+_CURSOR_REPLACED = struct_of(format.CURSOR_REPLACED_OP)
 
 _COORDINATED, _ADDED = struct_of(format.COORDINATED_OP), struct_of(format.ADDED_OP)
 _T_ENTRIES, _T_SEQUENCE = struct_of(format.TRANSACTION_ENTRIES_OP), struct_of(format.TRANSACTION_SEQUENCE_OP)
@@ -66,6 +67,14 @@ def cursor_reset(partition_id: int, subscription_id: int, position: Position, *,
     since: number of messages of the partition up to that position.
     """
     return _CURSOR_RESET.pack(format.CURSOR_RESET, subscription_id, partition_id, *position, since)
+
+
+def cursor_replaced(partition_id: int, subscription_id: int, other: int, *, since: int) -> bytes:
+    """Return the op by which a subscription gets the cursor with the id `other`; no cursor has that id afterwards.
+
+    since: number of messages of the partition before those that the cursor's totals count.
+    """
+    return _CURSOR_REPLACED.pack(format.CURSOR_REPLACED, subscription_id, partition_id, other, since)
 
 
 def subscription_deleted(partition_id: int, subscription_id: int) -> bytes:

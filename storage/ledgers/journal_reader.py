@@ -56,7 +56,7 @@ class Replay:
 
     records: list[StoredRecord]
     damage: list[str]                 # one line for each damaged place
-    segments: set[Path]               # files that the records are in
+    segments: list[Path]              # files that the records are in, newest first
     last: int                         # number of the last record
 
 
@@ -94,7 +94,7 @@ def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
         if head is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
     chain: list[list[StoredRecord]] = []
-    paths: set[Path] = set()
+    paths: list[Path] = []
     last = 0
     # First record number and sequence of the segment read in the previous round, which is the next newer one.
     following, newer = None, None
@@ -105,7 +105,7 @@ def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
             break
         records, end, wrong = _records(raw, sequence, first, following)
         chain.append([found.record for found in records])
-        paths.add(path)
+        paths.append(path)
         damage += [f"{path}: {text}" for text in wrong]
         last = max(last, end - 1)
         following, newer = first, sequence
@@ -193,14 +193,18 @@ def rescue(folder: Path) -> None:
 
 
 def make_sure(found: Replay) -> None:
-    """Rewrite and sync the segments of a replay, because the previous process may have died before its sync.
+    """Sync the segments of a replay, because the former owner may have died before its sync.
+
+    It may also have died because a sync of the newest segment failed.  What the kernel could not write then, it would
+    not write now either, so that segment is written again.
 
     Raises OSError.
     """
     for path in found.segments:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            write_again(fd)
+            if path == found.segments[0]:
+                write_again(fd)
             os.fdatasync(fd)
         finally:
             os.close(fd)

@@ -13,7 +13,7 @@ _ZEROS = 1 << 20
 
 @dataclass(slots=True)
 class Segment:
-    """An open segment."""
+    """An open segment of a journal: a file, and its sequence number."""
 
     path: Path
     fd: int

@@ -23,12 +23,12 @@ from geminga.storage.disk import syscalls
 from geminga.storage.disk.files import IOV_MAX, allocate, map_file, open_max, write_all
 from geminga.storage.errors import StorageFull, text_of
 from geminga.storage.ledgers import index_repair, ledger_headers
-from geminga.storage.ledgers.checkpoints import Snapshot
+from geminga.storage.ledgers.checkpoints import FileSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PAGE = 4096
+_PAGE, _ROW = 4096, format.INDEX_ROW.itemsize
 _OPEN_MAX = 8_192               # ledgers that an owner keeps open
 _DESCRIPTORS, _PART = 3, 0.75   # of an open ledger: two files and a mapping; of all descriptors, for open ledgers
 _FILLED_MAX = 64 << 20          # bytes of indexes with holes that a process keeps filled in
@@ -148,6 +148,12 @@ class Ledger:
             next(iter(_filled)).close()
 
     @property
+    def given_back(self) -> int:
+        """Bytes of the index whose blocks were freed.  Maps it.  Raises OSError."""
+        _ = self.index
+        return _filled.get(self, 0)
+
+    @property
     def has_lost(self) -> bool:
         """Whether entries are lost that subscriptions have not skipped yet.  Checks rows that another process wrote."""
         if self._index is None:
@@ -248,12 +254,13 @@ class Ledger:
 
         Raises StorageFull.
         """
-        try:
-            self._open()
-        except OSError as error:
-            raise StorageFull(text_of(error)) from error
+        if self._fds is None:
+            try:
+                self._open()
+            except OSError as error:
+                raise StorageFull(text_of(error)) from error
         data, index = self._allocated
-        return self.size + size <= data and format.index_size(self.entries + count) <= index
+        return self.size + size <= data and format.HEADER_SIZE + (self.entries + count) * _ROW <= index
 
     def reserve(self, count: int, size: int, ahead: int = 1 << 62, most: int = 1 << 62) -> None:
         """Allocate room for `count` more entries of `size` bytes in total, and in each file at most `ahead` bytes more.
@@ -283,7 +290,11 @@ class Ledger:
 
         Raises OSError.
         """
-        fd = self._open()[0]
+        fd = (self._fds or self._open())[0]
+        if len(pieces) == 1:      # nearly always
+            if os.pwrite(fd, pieces[0], offset) != len(pieces[0]):
+                write_all(fd, pieces[0], offset)
+            return
         for start in range(0, len(pieces), IOV_MAX):
             some = pieces[start:start + IOV_MAX]
             size = sum(map(len, some))
@@ -296,15 +307,20 @@ class Ledger:
 
         size: the offset behind these entries in the data file.  Raises OSError.
         """
-        raw, width = memoryview(rows).cast("B"), format.INDEX_ROW.itemsize
-        assert size > self.size and not len(raw) % width, (self, size, len(raw))
-        write_all(self._open()[1], raw, self.index_size)
-        self.entries += len(raw) // width
+        raw = rows if isinstance(rows, bytes) else memoryview(rows).cast("B")
+        count, left = divmod(len(raw), _ROW)
+        assert size > self.size and not left, (self, size, len(raw))
+        fd, offset = (self._fds or self._open())[1], format.HEADER_SIZE + self.entries * _ROW
+        if os.pwrite(fd, raw, offset) != len(raw):
+            write_all(fd, raw, offset)
+        self.entries += count
         self.size = size
 
     def seal(self) -> None:
         """Seal the ledger: write its header, and free blocks that were allocated ahead.  Raises OSError."""
         self.is_sealed = True
+        # Before blocks are freed: a start takes all blocks of an unsealed ledger as allocated, and would meet a full
+        # disk while it writes into holes.
         self.write_header()
         ends = self.size, self.index_size
         for fd, path, end, allocated in zip(self._open(), self.files(), ends, self._allocated, strict=True):
@@ -344,7 +360,7 @@ class Ledger:
             self.ledger_id, self.partition_id, first_message=self.first_message, created_ms=self.created_ms,
             entries=self.entries, size=self.size, is_sealed=self.is_sealed)
 
-    def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
+    def checkpoint(self) -> tuple[list[Path], list[FileSnapshot]]:
         """Write the header; return (files to be synced, snapshots to be written).  Raises OSError."""
         if self.is_unlinked:
             return [], []

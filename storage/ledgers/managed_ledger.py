@@ -161,7 +161,7 @@ class ManagedLedger:
         pieces: the entries' bytes, in order.  size: new size of the ledger.  next_message: new number of messages of
         the partition.
         """
-        last = self.open_ledger
+        last = self.ledgers[-1]
         assert next_message >= self.next_message and size >= last.size, (self, last)
         last.write(pieces, last.size)
         last.append(rows, size)

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from crc32c import crc32c
@@ -48,9 +48,9 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.ledger_headers import ledger_header
 from geminga.storage.offline.backup_items import Item, chunks, copy_item, sum_up
+from geminga.storage.open_topics.backup_snapshot import PartitionCut, link
 from geminga.storage.topics import exported
 from geminga.storage.transactions import transaction_table
-from geminga.storage.upkeep.backup_snapshot import link
 
 VERSION = 1
 MANIFEST, CATALOGUE, PARTITIONS, STATE = "manifest", "catalogue.sqlite", "partitions", "state"
@@ -64,6 +64,13 @@ Told = Callable[[int, int], None]      # is called with (bytes done so far, byte
 
 class CannotBackUp(Exception):
     """Exception for a backup that cannot be made or read.  The text is one line for the user."""
+
+
+class Cut(TypedDict):
+    """One owner's answer to a request for its cut."""
+
+    file: str                # in the folder of links
+    seconds: float           # that the owner did not serve
 
 
 @dataclass(slots=True)
@@ -92,18 +99,18 @@ def read_manifest(backup: Path) -> Manifest:
     if checksum != b"%08x" % crc32c(text):
         raise CorruptFile(path, 0, f"checksum {crc32c(text):08x}", checksum[:16])
     try:
-        said = json.loads(text)
-        for name, known in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
-            if _number(said[name]) > known:
-                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, "
-                                   f"and this one knows {known} and older")
-        found = Manifest(**said | {"items": [_item(path, Item(**item)) for item in said["items"]]})
-        _number(found.created_ms)
+        stored = json.loads(text)
+        for name, newest in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
+            if _number(stored[name]) > newest:
+                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {stored[name]}, "
+                                   f"and this one knows {newest} and older")
+        manifest = Manifest(**stored | {"items": [_item(path, Item(**item)) for item in stored["items"]]})
+        _number(manifest.created_ms)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise CannotBackUp(f"{path}: it is no manifest that a program of ours has written") from None
-    if len({item.path for item in found.items}) < len(found.items):
+    if len({item.path for item in manifest.items}) < len(manifest.items):
         raise CannotBackUp(f"{path}: it has a file twice")
-    return found
+    return manifest
 
 
 def _item(manifest: Path, item: Item) -> Item:
@@ -146,7 +153,7 @@ def backups(parent: Path) -> list[Path]:
     return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
 
 
-def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *,
+def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[Cut]], *,
          keep: int = 0, told: Told = lambda done, total: None) -> BackupReport:
     """Make a backup in a new folder of `parent`.
 
@@ -232,12 +239,15 @@ class _Making:
         self._clones = True                          # False: the file system does not support reflinks
         self._report = BackupReport("")
 
-    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], told: Told) -> BackupReport:
+    def run(self, begin: Callable[[], None], cut: Callable[[], list[Cut]], told: Told) -> BackupReport:
         begin()
-        newest = self._newest_partition()
+        with contextlib.closing(open_to_read(self._data_dir / CATALOGUE)) as catalogue:
+            newest = catalogue.partitions.newest_id()
         for folder in (self._data_dir / PARTITIONS).glob("*"):
             if folder.name.isdigit():
                 self._rows[int(folder.name)] = self._link(folder, int(folder.name))
+        # The catalogue is copied behind the cuts: a partition or subscription that an owner's cut has is in it.  The
+        # other way round a restored broker would find states of subscriptions that no name leads to.
         states = self._take(cut())
         with contextlib.suppress(OSError):           # it fails across file systems and mounts
             self._linked.rename(self._made / PARTITIONS)
@@ -246,7 +256,9 @@ class _Making:
         stored = self._copy_catalogue(newest)
         for partition_id, data in states.items():
             if partition_id in stored:
-                self._write_state(partition_id, data)
+                path = self._linked / str(partition_id) / STATE
+                path.parent.mkdir(exist_ok=True)
+                write_anew(path, data)
         items = [Item(CATALOGUE, (self._made / CATALOGUE).stat().st_size), *self._write_tables()]
         items += [item for partition_id in sorted(stored & self._rows.keys()) for item in self._rows[partition_id]]
         sizes = list(itertools.accumulate(item.size for item in items))
@@ -306,21 +318,21 @@ class _Making:
         ledger = Ledger(format.partition_folder(Path(), partition_id), partition_id, ledger_id)
         return _items(ledger, raw, int(head["entries"][0]), int(head["size"][0]))
 
-    def _take(self, cuts: list[dict[str, Any]]) -> dict[int, bytes]:
+    def _take(self, cuts: list[Cut]) -> dict[int, bytes]:
         """Take over sizes and states from the owners' files, and return {partition id: bytes of its state}."""
         states = {}
-        for one in cuts:
-            self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * one["seconds"], 3))
-            with open(self._linked / one["file"], "rb") as file:
+        for cut in cuts:
+            self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * cut["seconds"], 3))
+            with open(self._linked / cut["file"], "rb") as file:
                 about = json.loads(file.readline())
                 for row in about["partitions"]:
                     states[row["id"]] = file.read(row["state"])
                     self._take_row(row)
                 self._tables |= {number: file.read(size) for number, size in about["tables"]}
-            (self._linked / one["file"]).unlink()
+            (self._linked / cut["file"]).unlink()
         return states
 
-    def _take_row(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: PartitionCut) -> None:
         partition_id, named = row["id"], format.partition_folder(Path(), row["id"])
         if "open" not in row:      # not opened since a start: its files are current, except for the state
             items = [item for item in self._rows.get(partition_id, []) if item.path != str(named / STATE)]
@@ -337,32 +349,26 @@ class _Making:
                 items.append(Item(str(named / _AMENDED), row["amended"]))
         self._rows[partition_id] = [*items, Item(str(named / STATE), row["state"])]
 
-    def _newest_partition(self) -> int:
-        with contextlib.closing(open_to_read(self._data_dir / CATALOGUE)) as catalogue:
-            return catalogue.partitions.newest_id()
-
     def _copy_catalogue(self, newest: int) -> set[int]:
         """Copy the catalogue into the backup, and return the ids of the partitions in the copy.
 
         The copy is made after all owners have reported where their files end. Partitions with ids above `newest` and
-        without linked files were created during the backup, and are deleted from the copy.
+        without linked files were created during the backup, and are deleted from the copy. Partitions whose folders are
+        empty were never used: the copy has their topics only, as a restored folder would count as removed.
         """
         uri = f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as source, \
                 contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
             source.backup(copy)
         with contextlib.closing(open_catalogue(self._made / CATALOGUE)) as catalogue:
-            stored = {partition_id for partition_id, _ in catalogue.partitions.all()}
+            stored = catalogue.partitions.ids()
             later = {partition_id for partition_id in stored - self._rows.keys() if partition_id > newest}
             for partition_id in later:
                 catalogue.partitions.delete(partition_id)
+            for partition_id in (each for each in stored if self._rows.get(each) == []):
+                catalogue.partitions.forget(partition_id)
             catalogue.commit()
         return stored - later
-
-    def _write_state(self, partition_id: int, data: bytes) -> None:
-        path = self._linked / str(partition_id) / STATE
-        path.parent.mkdir(exist_ok=True)
-        write_anew(path, data)
 
     def _write_tables(self) -> list[Item]:
         """Write the tables of transactions into the backup, and return their items.
@@ -396,16 +402,17 @@ class _Making:
         linked = path if self._stays else self._linked / Path(item.path).relative_to(PARTITIONS)
         with open(linked, "rb") as file:
             os.fdatasync(file.fileno())
-            found = os.fstat(file.fileno())
-        item.source = [found.st_ino, found.st_mtime_ns]
+            status = os.fstat(file.fileno())
+        item.source = [status.st_ino, status.st_mtime_ns]
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = self._known.get(item.path)
-        if known is None and _is_of_view(item):
-            known = self._known_of_views.get(tuple(item.source))
-        if known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source) \
-                and self._before is not None and _link_again(self._before / known.path, path):
+        earlier = self._known.get(item.path)
+        if earlier is None and _is_of_view(item):
+            earlier = self._known_of_views.get(tuple(item.source))
+        if earlier is not None and self._before is not None \
+                and (earlier.size, earlier.header, earlier.source) == (item.size, item.header, item.source) \
+                and _link_again(self._before / earlier.path, path):
             self._report.shared_bytes += item.size
-            item.crc32c = known.crc32c
+            item.crc32c = earlier.crc32c
             return None
         is_written = (path.suffix == ".index" and path.parents[1].name != "compacted") or path.name == _AMENDED.name
         fresh = path.with_suffix(_UNFINISHED)
@@ -417,7 +424,7 @@ class _Making:
             fresh.replace(path)
             return None
         else:
-            self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
+            self._report.shared_bytes += item.size if status.st_nlink > 1 else 0
         return self._sum_up(path, item)
 
     def _sum_up(self, path: Path, item: Item) -> None:
@@ -467,10 +474,10 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from (format.compacted_folder(folder) / str(number)).iterdir()
 
 
-def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
+def _items(ledger: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
     """Return the items of a ledger's first `entries` entries: index, and data file up to `size` bytes."""
-    return [Item(str(found.index_path), format.index_size(entries), header=header.hex()),
-            Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
+    return [Item(str(ledger.index_path), format.index_size(entries), header=header.hex()),
+            Item(str(ledger.ledger_path), size, header=ledger_header(ledger.ledger_id, ledger.partition_id).hex())]
 
 
 def _is_of_view(item: Item) -> bool:

@@ -1,4 +1,7 @@
-"""Checksums and copies of files that a backup has: each up to the size, and with the header, that its item says."""
+"""Checksums and copies of the files of a backup.
+
+A file is copied only up to the size that its item gives, and begins with the item's header instead of its own bytes.
+"""
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +11,7 @@ from typing import BinaryIO
 from crc32c import crc32c
 
 from geminga.storage.disk import regular_files
+from geminga.storage.disk.files import write_all
 from geminga.storage.errors import CorruptFile
 
 _CHUNK = 1 << 20
@@ -25,10 +29,10 @@ class Item:
 
 
 def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
-    found = crc32c(bytes.fromhex(item.header))
+    checksum = crc32c(bytes.fromhex(item.header))
     for _, data in chunks:
-        found = crc32c(data, found)
-    return found
+        checksum = crc32c(data, checksum)
+    return checksum
 
 
 def chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
@@ -36,12 +40,12 @@ def chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
 
     Raises CorruptFile if the file is too short.
     """
-    at = len(item.header) // 2
-    while at < item.size:
-        if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - at), at)):
-            raise CorruptFile(file.name, at, f"{item.size} bytes", "the end of the file")
-        yield at, data
-        at += len(data)
+    offset = len(item.header) // 2
+    while offset < item.size:
+        if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - offset), offset)):
+            raise CorruptFile(file.name, offset, f"{item.size} bytes", "the end of the file")
+        yield offset, data
+        offset += len(data)
 
 
 def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
@@ -53,18 +57,12 @@ def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
     """
     with regular_files.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
         def copied() -> Iterator[tuple[int, bytes]]:
-            for at, data in chunks(file, item):
+            for offset, data in chunks(file, item):
                 if data.count(0) < len(data):
-                    _write(copy.fileno(), data, at)
-                yield at, data
-        _write(copy.fileno(), bytes.fromhex(item.header), 0)
-        found = sum_up(item, copied())
+                    write_all(copy.fileno(), data, offset)
+                yield offset, data
+        write_all(copy.fileno(), bytes.fromhex(item.header), 0)
+        checksum = sum_up(item, copied())
         os.ftruncate(copy.fileno(), item.size)
         os.fsync(copy.fileno())
-    return found
-
-
-def _write(fd: int, data: bytes, at: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, at)
-        data, at = data[written:], at + written
+    return checksum

@@ -4,20 +4,25 @@ Nothing is written, and a broker may be writing the file. Each line is names and
 `damaged`. The readers are those of the broker, its recovery and `geminga verify`, so all of them agree about damage.
 """
 import contextlib
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import checksums, names, sends
+from geminga.proto.job_properties import PRIORITY_BITS, PRIORITY_SHIFT, TTL_BITS, ttls_of
 from geminga.proto.names import position_text
 from geminga.proto.rows import Rows, as_words, field_names
 from geminga.storage import format
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import NOBODY, REASONS, Cursor
 from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.cursors.producer_sequences import schedule_of
 from geminga.storage.delayed import snapshot_file
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.delayed.window_files import FAR_MS, WindowFile, WindowFiles
@@ -25,25 +30,21 @@ from geminga.storage.disk import regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import one_by_one
 from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger_headers, view_files
-from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import dump_views
-from geminga.storage.offline.verify_ledger import acknowledged, runs
+from geminga.storage.offline.verify_ledger import acknowledged, read_rows, runs
+from geminga.storage.runtime.units import instant
 from geminga.storage.topics.subscription import SubType
 from geminga.storage.transactions import transaction_table
 
 Line = dict[str, Any]      # *_ms are times; bytes are what clients sent
 KINDS = "N.ledger, N.index, N.keys, N.mask, N.journal, state, table, schedule, amended, N-N.window, view"
 
-_OPS = {
-    getattr(format, name): name.lower().replace("_", " ")
-    for name in (
-        "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "SUBSCRIPTION_DELETED",
-        "PART_ACKNOWLEDGED", "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "MISSED", "CHUNKED", "SEQUENCES_FORGOTTEN",
-        "PARTITION_DELETED", "DELAYED", "TYPE_CHANGED", "COORDINATED", "ADDED_TO_TRANSACTION",
-        "TRANSACTION_ENTRIES", "TRANSACTION_SEQUENCE", "TRANSACTION_ACKS", "TRANSACTION_ACK_UP_TO",
-        "TRANSACTION_ACK_PART", "TRANSACTION_ENDED",
-    )
-}
+_OPS = {getattr(format, name): name.lower().replace("_", " ") for name in (
+    "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "CURSOR_REPLACED",
+    "SUBSCRIPTION_DELETED", "PART_ACKNOWLEDGED", "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "MISSED", "CHUNKED",
+    "SEQUENCES_FORGOTTEN",
+    "PARTITION_DELETED", "DELAYED", "TYPE_CHANGED", "COORDINATED", "ADDED_TO_TRANSACTION", "TRANSACTION_ENTRIES",
+    "TRANSACTION_SEQUENCE", "TRANSACTION_ACKS", "TRANSACTION_ACK_UP_TO", "TRANSACTION_ACK_PART", "TRANSACTION_ENDED")}
 _OP_FIELDS = {"subscription_id": "subscription", "ledger_id": "ledger"}
 _FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
           sends.IN_TRANSACTION: "transaction", format.IS_CUT: "cut", sends.IS_MARKER: "marker"}
@@ -82,18 +83,13 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
         compacted_ledgers.MANIFEST: dump_views.view}.get(name)
     if suffix in (view_files.KEYS, view_files.MASK) and number is not None:
         whole = dump_views.keys if suffix == view_files.KEYS else dump_views.mask
-    if (
-        suffix == ".window"
-        and all(part.isascii() and part.isdigit() for part in path.stem.split("-"))
-        and path.stem.count("-") == 1
-    ):
+    if suffix == ".window" and re.fullmatch("[0-9]+-[0-9]+", path.stem):
         whole = _window
     if whole is None:
         raise NotKnown(f"{path}: no file that can be read here: {KINDS}")
     if (first, end, payload) != (0, None, False):
-        raise NotKnown(
-            f"{path}: there are no entries in it; --from, --to and --payload are for ledgers and segments of journals"
-        )
+        raise NotKnown(f"{path}: there are no entries in it; --from, --to and --payload are for ledgers and segments "
+                       "of journals")
     return whole(path)
 
 
@@ -102,8 +98,8 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
 def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
     """Yield lines for a ledger: its headers, and entries first .. end - 1 with their index rows."""
     partition_id = _partition_of(folder)
-    found = Ledger(folder, partition_id, ledger_id)
-    head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=True)
+    index, data = format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id)
+    head = ledger_headers.read_whole_header(index, ledger_id, partition_id, is_served=True)
     line: Line = {"ledger": ledger_id, "partition": partition_id}
     counted = 0
     if head is None:
@@ -111,20 +107,15 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     else:
         counted = int(head["entries"][0])
         is_sealed = bool(head["state"][0] == format.SEALED)
-        line |= {
-            "state": "sealed" if is_sealed else "open",
-            "entries" if is_sealed else "entries_at_least": counted,
-            "size" if is_sealed else "size_at_least": int(head["size"][0]),
-            "first_message": int(head["first_message"][0]),
-            "created_ms": int(head["created_ms"][0]),
-            "format": int(head["version"][0]),
-        }
-    if found.ledger_path.exists() and not ledger_headers.has_ledger_header(
-        found.ledger_path, found.ledger_id, found.partition_id
-    ):
+        line |= {"state": "sealed" if is_sealed else "open",
+                 "entries" if is_sealed else "entries_at_least": counted,
+                 "size" if is_sealed else "size_at_least": int(head["size"][0]),
+                 "first_message": int(head["first_message"][0]), "created_ms": int(head["created_ms"][0]),
+                 "format": int(head["version"][0])}
+    if data.exists() and not ledger_headers.has_ledger_header(data, ledger_id, partition_id):
         line.setdefault("damaged", "the header of the ledger is damaged")
     yield line
-    rows = _rows(found.index_path)
+    rows = read_rows(index)
     valid = format.is_valid(rows, ledger_id)
     written = np.asarray(as_words(rows).any(axis=1))
     if head is None:
@@ -134,9 +125,11 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
         # being written.
         behind = np.flatnonzero(valid[counted:] if line["state"] == "open" else valid[:0])
         count = counted + (int(behind[-1]) + 1 if len(behind) else 0)
-    gone = _gone(folder, partition_id)
-    given_back = acknowledged(gone, ledger_id, min(count, len(rows)))
-    with _Entries(found.ledger_path) as entries:
+    nobody: Cursor | None = None      # entries lost or cancelled for all subscriptions, by the last checkpoint
+    with contextlib.suppress(CorruptFile, OSError):
+        nobody = state_file.read(folder, partition_id).cursors.get(NOBODY)
+    given_back = acknowledged(nobody, ledger_id, min(count, len(rows)))
+    with _Entries(data) as entries:
         for entry_id in range(max(first, 0), min(count, len(rows), end)):
             place = {"entry": f"{ledger_id}:{entry_id}"}
             if not written[entry_id] and given_back[entry_id]:
@@ -155,43 +148,25 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
     """Yield lines for one ledger of a compacted view: a summary, and its kept entries among first .. end - 1."""
-    manifest = compacted_ledgers.decode(
-        (folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST
-    )
-    part = next((part for part in manifest.parts if part.ledger_id == ledger_id), None)
-    yield {
-        "ledger": ledger_id,
-        "partition": manifest.partition_id,
-        "view": folder.name,
-        **(
-            {"damaged": "the view does not name it"}
-            if part is None
-            else {"entries": part.kept, "of_entries": part.entries, "size": part.size}
-        ),
-    }
+    manifest, part = dump_views.part_of(folder, ledger_id)
+    line: Line = {"ledger": ledger_id, "partition": manifest.partition_id, "view": folder.name}
     if part is None:
+        yield line | {"damaged": "the view does not name it"}
         return
-    rows = _rows(format.index_path(folder, ledger_id)).view(format.COMPACTED_ROW)[:part.kept]
+    yield line | {"entries": part.kept, "of_entries": part.entries, "size": part.size}
+    rows = read_rows(format.index_path(folder, ledger_id)).view(format.COMPACTED_ROW)[:part.kept]
     valid = compacted_ledgers.is_valid(rows, ledger_id)
     mask = view_files.read_mask(folder, ledger_id, part.kept) if part.mask else None
     with _Entries(format.ledger_path(folder, ledger_id)) as entries:
-        for at in range(part.kept):
-            if at >= len(rows) or not valid[at]:
-                yield {"row": at, "damaged": "its row in the index"}
-            elif mask is not None and mask.rows[at]:
-                yield {"entry": f"{ledger_id}:{rows['entry_id'][at]}", "removed": "by the mask"}
-            elif first <= rows["entry_id"][at] < end:
-                yield (
-                    {"entry": f"{ledger_id}:{rows['entry_id'][at]}"}
-                    | _of_row(rows[at])
-                    | entries.read(rows[at], payload)
-                )
-
-
-def _rows(path: Path) -> Rows:
-    """Return all allocated rows (n,) INDEX_ROW of an index file."""
-    raw = path.read_bytes()
-    return np.frombuffer(raw, format.INDEX_ROW, format.rows_in(len(raw)), min(len(raw), format.HEADER_SIZE))
+        for number in range(part.kept):
+            if number >= len(rows) or not valid[number]:
+                yield {"row": number, "damaged": "its row in the index"}
+                continue
+            row = rows[number]
+            if mask is not None and mask.rows[number]:
+                yield {"entry": f"{ledger_id}:{row['entry_id']}", "removed": "by the mask"}
+            elif first <= row["entry_id"] < end:
+                yield {"entry": f"{ledger_id}:{row['entry_id']}"} | _of_row(row) | entries.read(row, payload)
 
 
 def _partition_of(folder: Path) -> int:
@@ -202,35 +177,22 @@ def _partition_of(folder: Path) -> int:
     return int(folder.name) if folder.name.isascii() and folder.name.isdigit() else -1
 
 
-def _gone(folder: Path, partition_id: int) -> Cursor | None:
-    """Return the cursor NOBODY of the last checkpoint: entries lost or cancelled for all subscriptions.
-
-    Return None if the state file cannot be read.
-    """
-    try:
-        return state_file.read(folder, partition_id).cursors.get(NOBODY)
-    except (CorruptFile, OSError):
-        return None
-
-
 def _of_row(row: np.void) -> Line:
     """Return the printed fields of an INDEX_ROW or COMPACTED_ROW."""
     flags = int(row["flags"])
-    said = [text for bit, text in _FLAGS.items() if flags & bit]
-    line: Line = {
-        "at": int(row["offset"]),
-        "size": int(row["size"]),
-        "messages": int(row["messages"]),
-        "first_message": int(row["message_index"]),
-        "publish_ms": int(row["publish_time"]),
-        "broker_ms": int(row["broker_time"]),
-    }
+    line: Line = {"at": int(row["offset"]), "size": int(row["size"]), "messages": int(row["messages"]),
+                  "first_message": int(row["message_index"]), "publish_ms": int(row["publish_time"]),
+                  "broker_ms": int(row["broker_time"])}
     if row["deliver_at"]:
         line["deliver_ms"] = int(row["deliver_at"])
-    if said:
-        line["flags"] = ", ".join(said)
+    if names_of_flags := [name for bit, name in _FLAGS.items() if flags & bit]:
+        line["flags"] = ", ".join(names_of_flags)
     if flags & sends.IS_CHUNK:
         line["chunk"] = flags >> sends.CHUNK_ID
+    elif flags & PRIORITY_BITS:
+        line["priority"] = ((flags & PRIORITY_BITS) >> PRIORITY_SHIFT) - 1
+    if not flags & sends.IS_CHUNK and flags & TTL_BITS:
+        line["ttl_ms"] = int(ttls_of(np.array([flags], np.uint32))[0])
     return line
 
 
@@ -267,21 +229,17 @@ def _entry(data: bytes, row: np.void, payload: bool) -> Line:
     if not row["flags"] & sends.KEPT_CHECKSUM:
         line["checksum"] = "none"
     elif _is_damaged(data, row):
-        return {
-            "damaged": "its checksum is wrong"
-            if any(data)
-            else "zeros: its space was freed since the last checkpoint, or it is lost"
-        }
+        return {"damaged": "its checksum is wrong" if any(data) else
+                "zeros: its space was freed since the last checkpoint, or it is lost"}
     else:
         line["checksum"] = "whole"
     try:
         metadata, stored = one_by_one.split(data)
-        said = one_by_one.message(metadata, metadata, b"")
-        line |= {"producer": said["producer"], "sequence": said["sequence_id"]} | _named(said)
+        own = one_by_one.message(metadata, metadata, b"")
+        line |= {"producer": own["producer"], "sequence": own["sequence_id"]} | _named(own)
         if payload:
-            line["payloads"] = [
-                _named(one) | {"payload": one["payload"]} for one in one_by_one.messages(metadata, stored)
-            ]
+            line["payloads"] = [_named(message) | {"payload": message["payload"]}
+                                for message in one_by_one.messages(metadata, stored)]
     except one_by_one.Damaged as damage:
         line["unreadable"] = str(damage)
     return line
@@ -293,12 +251,9 @@ def _is_damaged(data: bytes, row: np.void) -> bool:
     return len(checksums.wrong_entries(memory, np.array([0]), np.array([len(data)]), np.array([row["crc32c"]]))) > 0
 
 
-def _named(said: dict[str, Any]) -> Line:
-    return {
-        name: said[name]
-        for name in ("key", "properties", "is_encrypted")
-        if said[name] is not None and said[name] not in ([], False)
-    }
+def _named(message: one_by_one.Message) -> Line:
+    return {name: message[name] for name in ("key", "properties", "is_encrypted")
+            if message[name] is not None and message[name] not in ([], False)}
 
 
 # -- journals
@@ -321,17 +276,13 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
         if not first <= number < end:
             continue
         yield {"record": number, "at": at, "entries": len(record.rows), "ops": len(record.ops), "bytes": record.size}
-        start = 0
-        for partition_id, ledger_id, entry_id, count in record.groups.tolist():
-            for row, source in zip(
-                record.rows[start : start + count], record.sources[start : start + count].tolist(), strict=True
-            ):
+        entries = zip(record.rows, record.sources.tolist(), strict=True)
+        for partition_id, ledger_id, first_id, count in record.groups.tolist():
+            for entry_id, (row, source) in enumerate(itertools.islice(entries, count), first_id):
                 line = {"entry": f"{ledger_id}:{entry_id}", "partition": partition_id} | _of_row(row)
                 yield line | _entry(bytes(record.data[source:source + int(row["size"])]), row, payload)
-                entry_id += 1
-            start += count
-        for number in range(len(record.ops)):
-            yield _op(record.ops[number:number + 1])
+        for op in range(len(record.ops)):
+            yield _op(record.ops[op:op + 1])
 
 
 def _op(op: Rows) -> Line:
@@ -342,30 +293,32 @@ def _op(op: Rows) -> Line:
         line["partition"] = int(op["partition_id"][0])
     if kind not in format.OPS:
         return line
-    known = op.view(format.OPS[kind])
-    for name in field_names(known.dtype)[1:]:
+    fields = op.view(format.OPS[kind])
+    for name in field_names(fields.dtype)[1:]:
         if name == "promised":
-            line |= {name: promise.hex()} if any(promise := bytes(known[name][0])) else {}
+            line |= {name: promise.hex()} if any(promise := bytes(fields[name][0])) else {}
         elif name != "partition_id" and not name.startswith("unused"):
-            line[_OP_FIELDS.get(name, name)] = int(known[name][0])
-    first = field_names(known.dtype)[0]
+            line[_OP_FIELDS.get(name, name)] = int(fields[name][0])
+    first = field_names(fields.dtype)[0]
     if first.startswith("kind_and_"):
-        line[first.removeprefix("kind_and_")] = int(format.numbers_of(known[first])[0])
+        line[first.removeprefix("kind_and_")] = int(format.numbers_of(fields[first])[0])
     if kind == format.TYPE_CHANGED:
-        line |= _type(line["type"])
+        line["type"] = _TYPES.get(line["type"], line["type"])
     if "transaction" in line:
         line["transaction"] = names.transaction_text(line["transaction"])
     if kind == format.COORDINATED:
         line["state"] = transaction_table.STATES.get(line["state"], line["state"])
     if "producer_b" in line:      # as dumps of states name producers
-        line["producer"] = known["producer_a"].tobytes().hex() + known["producer_b"].tobytes().hex()
+        line["producer"] = fields["producer_a"].tobytes().hex() + fields["producer_b"].tobytes().hex()
         del line["producer_a"], line["producer_b"]
     return line
 
 
-def _type(number: int) -> Line:
-    """Return the printed type of a subscription; a number if this program does not know the type."""
-    return {"type": _TYPES.get(number, number)}
+def _copies(raw: bytes, wrong: dict[int, str]) -> Iterator[Line]:
+    """Yield a line for each of a file's two copies.  wrong: {number of a damaged copy, 0 or 1: why}."""
+    for number in (0, 1):
+        yield {"copy": number + 1, "size": len(raw) // 2} | (
+            {"damaged": wrong[number]} if number in wrong else {"checksum": "whole"})
 
 
 # -- the state of a partition
@@ -376,34 +329,35 @@ def _state(path: Path) -> Iterator[Line]:
     Cursors and producers come from an undamaged copy, and are left out if both copies are damaged.
     """
     folder, raw = path.parent, path.read_bytes()
-    partition_id, half = _partition_of(folder), len(raw) // 2
-    for number in (0, 1):
-        why = state_file.why_wrong(raw[number * half:(number + 1) * half], partition_id)
-        yield {"copy": number + 1, "size": half} | ({"damaged": why} if why else {"checksum": "whole"})
+    partition_id = _partition_of(folder)
+    yield from _copies(raw, state_file.wrong_copies(raw, partition_id))
     try:
-        known = state_file.read(folder, partition_id)
+        state = state_file.read(folder, partition_id)
     except CorruptFile:
         return      # both copies are damaged, which their lines say
-    yield {"partition": partition_id, "cursors": len(known.cursors), "producers": len(known.sequences.rows()),
-           "delayed": _DELAYS.get(known.delays, known.delays)} | ({"is_uncounted": True} if known.is_uncounted else {})
-    for subscription_id, cursor in known.cursors.items():
-        yield {
-            "subscription": "nobody" if subscription_id == NOBODY else subscription_id,
-            "up_to": "{}:{}".format(*cursor.mark_delete),
-            "since_message": cursor.since,
-            **dict(zip(REASONS, cursor.totals, strict=True)),
-        } | ({} if cursor.last_type is None else _type(cursor.last_type))
+    sequences = state.sequences
+    yield {"partition": partition_id, "cursors": len(state.cursors), "producers": len(sequences.rows()),
+           "delayed": _DELAYS.get(state.delays, state.delays)} | ({"is_uncounted": True} if state.is_uncounted else {})
+    for subscription_id, cursor in state.cursors.items():
+        kind = cursor.last_type
+        yield {"subscription": "nobody" if subscription_id == NOBODY else subscription_id,
+               "up_to": "{}:{}".format(*cursor.mark_delete), "since_message": cursor.since,
+               **dict(zip(REASONS, cursor.totals, strict=True))} | (
+            {} if kind is None else {"type": _TYPES.get(kind, kind)})
         yield from _beyond(cursor)
-    for identity, progress in known.sequences.by_replicator.items():
-        yield {"replicator": identity.hex(), "last_position": position_text(progress.last)}
-    for row in known.sequences.rows():
-        if row["producer"].tobytes() in known.sequences.by_replicator:
-            continue
-        yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
-            {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])} if row["next_chunk"] else {})
-    for producer, first, last in known.sequences.missed_rows().tolist():
+    for identity, progress in sequences.by_replicator.items():
+        if (schedule_id := schedule_of(identity)) is not None:
+            yield {"schedule": schedule_id, "last_planned": instant(progress.last)}
+        else:
+            yield {"replicator": identity.hex(), "last_position": position_text(progress.last)}
+    for row in sequences.rows():
+        if row["producer"].tobytes() not in sequences.by_replicator:
+            yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
+                {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])}
+                if row["next_chunk"] else {})
+    for producer, first, last in sequences.missed_rows().tolist():
         identity = np.array(producer, np.int64).tobytes()
-        what = "missing" if first <= known.sequences.of(identity).last else "supposed"
+        what = "missing" if first <= sequences.of(identity).last else "supposed"
         yield {"producer": identity.hex(), what: f"{first}-{last}"}
 
 
@@ -411,29 +365,29 @@ def _table(path: Path) -> Iterator[Line]:
     """Yield lines for a coordinator's transactions: one for each of the two copies, then every op of a whole one."""
     coordinator, raw = _partition_of(path.parent), path.read_bytes()
     wrong = transaction_table.wrong_copies(raw, coordinator)
-    for number in (0, 1):
-        line: Line = {"copy": number + 1, "size": len(raw) // 2}
-        yield line | ({"damaged": wrong[number]} if number in wrong else {"checksum": "whole"})
+    yield from _copies(raw, wrong)
     for ops in transaction_table.ops_of(raw, 1 if 0 in wrong else 0) if len(wrong) < 2 else ():
-        for at in range(len(ops)):
-            yield _op(ops[at:at + 1].view(format.OP_ROW))
+        for number in range(len(ops)):
+            yield _op(ops[number:number + 1].view(format.OP_ROW))
 
 
 def _beyond(cursor: Cursor) -> Iterator[Line]:
     """Yield lines, by ledger, for everything that a cursor stores beyond its mark-delete position."""
     for ledger_id, bitmap in sorted(cursor.bitmaps.items()):
-        done = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
-        yield {
-            "ledger": ledger_id,
-            "acknowledged": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(done)],
-        }
+        yield {"ledger": ledger_id, "acknowledged": _runs(bitmap)}
     for ledger_id, entries in sorted(cursor.parts.items()):
         for entry_id, bits in sorted(entries.items()):
             yield {"entry": f"{ledger_id}:{entry_id}", "not_acknowledged_of_batch": f"{bits:#x}"}
     for name, counts in (("redelivered", cursor.redeliveries), ("died_over", cursor.deaths)):
         for ledger_id, array in sorted(counts.arrays.items()):
-            if found := {str(at): int(array[at]) for at in np.flatnonzero(array).tolist()}:
-                yield {"ledger": ledger_id, name: found}
+            if by_entry := {str(entry_id): int(array[entry_id]) for entry_id in np.flatnonzero(array).tolist()}:
+                yield {"ledger": ledger_id, name: by_entry}
+
+
+def _runs(bitmap: NDArray[np.uint8]) -> list[str]:
+    """Return the runs of set bits as texts: 7, or 3-5."""
+    return [f"{first}-{end - 1}" if end - first > 1 else str(first)
+            for first, end in runs(np.flatnonzero(np.unpackbits(bitmap, bitorder="little")))]
 
 
 # -- delayed messages
@@ -444,19 +398,10 @@ def _schedule(path: Path) -> Iterator[Line]:
     yield {"partition": _partition_of(path.parent.parent), "complete_up_to": "{}:{}".format(*saved.known),
            "ascending_from": "{}:{}".format(*saved.behind), "last_ms": saved.last_ms, "checksum": "whole"}
     for (start, width), file in sorted(saved.files.items()):
-        yield {
-            "window": f"{start}-{width}.window",
-            "from_ms": start,
-            "width_s": width / 1_000,
-            "rows": file.rows,
-            "size": file.size,
-        }
-    for ledger_id, bits in sorted(saved.bitmaps.items()):
-        waiting = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        yield {
-            "ledger": ledger_id,
-            "waiting": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(waiting)],
-        }
+        yield {"window": f"{start}-{width}.window", "from_ms": start, "width_s": width / 1_000, "rows": file.rows,
+               "size": file.size}
+    for ledger_id, bitmap in sorted(saved.bitmaps.items()):
+        yield {"ledger": ledger_id, "waiting": _runs(bitmap)}
 
 
 def _window(path: Path) -> Iterator[Line]:
@@ -475,18 +420,16 @@ def _window(path: Path) -> Iterator[Line]:
         for block in windows.blocks((start, width)):
             for after_ms, entry_id, ledger_id in block.tolist():
                 yield {"entry": f"{ledger_id}:{entry_id}"} | (
-                    {} if start >= FAR_MS else {"deliver_ms": start + after_ms}
-                )
+                    {} if start >= FAR_MS else {"deliver_ms": start + after_ms})
     except CorruptFile as error:
         yield {"damaged": str(error)}
 
 
 def _amended(path: Path) -> Iterator[Line]:
     """Yield a line for each delayed message that an operator cancelled or moved."""
-    known = Amendments(path)
-    for text in known.read():
+    amendments = Amendments(path)
+    for text in amendments.read():
         yield {"damaged": text}
-    for ledger_id, entry_id, at_ms in known:
+    for ledger_id, entry_id, at_ms in amendments:
         yield {"entry": f"{ledger_id}:{entry_id}"} | (
-            {"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms}
-        )
+            {"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms})

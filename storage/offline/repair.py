@@ -7,6 +7,7 @@ source.
 Rebuilt are the header and rows of an index, a ledger's header, and one copy of a partition's state from the other copy.
 A damaged entry stays in its place, because consumers see its checksum fail. Nothing is deleted.
 """
+import itertools
 import json
 import os
 import shutil
@@ -33,21 +34,20 @@ def repair(data_dir: Path, findings: Iterable[Finding]) -> tuple[Path, int]:
 
     Return (folder with the damaged bytes, number of rebuilt files). No broker may serve the data folder meanwhile.
     """
-    damaged = [finding for finding in findings
-               if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
+    damaged: dict[Path, list[Finding]] = {}
+    for finding in findings:
+        if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file():
+            damaged.setdefault(finding.path, []).append(finding)
     aside = data_dir / "damaged" / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     aside.mkdir(parents=True)
     with open(aside / "list.json", "w") as listed:
-        for finding in damaged:
+        for finding in itertools.chain(*damaged.values()):
             copy = aside / f"{finding.path.relative_to(data_dir)}.{finding.offset}"
             _copy(finding, copy)
             listed.write(json.dumps(as_json(finding) | {"copy": str(copy)}) + "\n")
         listed.flush()
         os.fsync(listed.fileno())
-    made = 0
-    for path in sorted({finding.path for finding in damaged}):
-        made += _make_anew(data_dir, path, [finding for finding in damaged if finding.path == path])
-    return aside, made
+    return aside, sum(_make_anew(data_dir, path, of_file) for path, of_file in sorted(damaged.items()))
 
 
 def _copy(finding: Finding, target: Path) -> None:
@@ -75,15 +75,15 @@ def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
             return _make_state(folder, int(partition_id))
         if path.suffix == ".ledger" and all(finding.offset for finding in findings):
             return False                                           # entries
-        found = ledger_files.open_ledger(folder, int(partition_id), int(path.stem))
+        ledger = ledger_files.open_ledger(folder, int(partition_id), int(path.stem))
         if path.suffix == ".ledger":
-            ledger_files.write_ledger_header(found)
-        if found.entries:
-            _ = found.index                                        # checks the rows, and rebuilds damaged ones
-        found.close()
+            ledger_files.write_ledger_header(ledger)
+        if ledger.entries:
+            _ = ledger.index                                       # checks the rows, and rebuilds damaged ones
+        ledger.close()
     except CorruptFile:
         return False
-    for written in found.files():
+    for written in ledger.files():
         with open(written, "rb") as file:
             os.fsync(file.fileno())
     return True
@@ -92,7 +92,8 @@ def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
 def _make_state(folder: Path, partition_id: int) -> bool:
     raw = format.state_path(folder).read_bytes()
     half = len(raw) // 2
-    whole = [copy for copy in (raw[:half], raw[half:]) if not state_file.why_wrong(copy, partition_id)]
-    if whole:
-        StateFile(folder, partition_id).snapshot(whole[0] * 2).write()
-    return bool(whole)
+    wrong = state_file.wrong_copies(raw, partition_id)
+    if len(wrong) == 2:
+        return False
+    StateFile(folder, partition_id).snapshot((raw[half:] if 0 in wrong else raw[:half]) * 2).write()
+    return True

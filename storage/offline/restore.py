@@ -68,13 +68,13 @@ def _put(source: Path, data_dir: Path, item: Item) -> None:
     path, target = source / item.path, data_dir / item.path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        found = copy_item(source, path, target, item)
+        checksum = copy_item(source, path, target, item)
     except FileNotFoundError:
         raise CannotRestore(f"{path}: it is missing") from None
     except CorruptFile as error:
         raise CannotRestore(str(error)) from None
-    if found != item.crc32c:
-        raise CannotRestore(f"{path}: it is damaged: its checksum is {found:08x}, and was {item.crc32c:08x}")
+    if checksum != item.crc32c:
+        raise CannotRestore(f"{path}: it is damaged: its checksum is {checksum:08x}, and was {item.crc32c:08x}")
 
 
 def _own(above: Path, data_dir: Path) -> None:

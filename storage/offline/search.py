@@ -70,13 +70,13 @@ class Conditions:
                      for name in some)
 
     def texts(self) -> tuple[bytes, ...]:
-        """Return texts that an entry with such a message has, unless the entry is compressed."""
+        """Return texts that an uncompressed entry contains if a message in it meets the conditions."""
         wanted = [part for name, value in self.properties for part in (name.encode(), (value or "").encode())]
         wanted += [(self.key or "").encode(), (self.producer or "").encode(), self.payload_text or b""]
         return tuple(text for text in wanted if text)
 
     def of_rows(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which index rows (n,) may be of entries with such messages."""
+        """Return a mask (n,): index rows whose entries may hold messages that meet the conditions."""
         first, last = self.published_ms
         wanted = (rows["publish_time"] >= first) & (rows["publish_time"] <= last)
         if self.key is not None or self.key_pattern is not None:
@@ -121,7 +121,7 @@ def partitions(data_dir: Path, text: str) -> list[tuple[int, TopicName]]:
         catalogue.close()
     if not is_there:
         raise LookupError(f"there is no namespace {text}")
-    return confirmed.partitions(data_dir, re.compile(f"persistent://{re.escape(text)}/.+", re.DOTALL))
+    return confirmed.partitions(data_dir, re.compile(f"(persistent|topic)://{re.escape(text)}/.+", re.DOTALL))
 
 
 def namespaces(data_dir: Path) -> list[str]:
@@ -138,10 +138,10 @@ def is_namespace(text: str) -> bool:
     return "://" not in text and text.count("/") == 1
 
 
-def pieces(data_dir: Path, some: list[tuple[int, TopicName]]) -> list[Piece]:
+def pieces(data_dir: Path, partitions: list[tuple[int, TopicName]]) -> list[Piece]:
     """Return the ledgers of partitions (id, name), in order."""
     made = []
-    for partition_id, topic in some:
+    for partition_id, topic in partitions:
         folder, up_to = format.partition_folder(data_dir, partition_id), None
         with contextlib.suppress(CorruptFile, OSError):      # the search raises it
             up_to = confirmed.committed_up_to(data_dir, partition_id)
@@ -186,25 +186,25 @@ def _hits(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDa
     # Backwards a stretch is handed out whole, as its last message comes first; it is bounded by the size of a block.
     hits_max = sys.maxsize if is_backwards else _HITS_MAX
     for number, stretch in enumerate(reversed(stretches) if is_backwards else stretches, 1):
-        some: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
         for batch in reading.batches(data_dir, stretch, columns, report, wanted=conditions.of_rows,
                                      texts=conditions.texts(), block_size=BLOCK_SIZE):
-            at = np.flatnonzero(_meeting(batch, conditions))
-            if len(at):
-                some.append(np.stack([pc.fill_null(batch[name], -1).to_numpy().astype(np.int64)[at]
+            meeting = np.flatnonzero(_meeting(batch, conditions))
+            if len(meeting):
+                places.append(np.stack([pc.fill_null(batch[name], -1).to_numpy().astype(np.int64)[meeting]
                                       for name in _PLACE], axis=1))
-            if sum(map(len, some)) >= hits_max:
-                yield stretch, _in_order(some)
-                some = []
-        if some:
-            yield stretch, _in_order(some)
+            if sum(map(len, places)) >= hits_max:
+                yield stretch, _in_order(places)
+                places = []
+        if places:
+            yield stretch, _in_order(places)
         advance(piece.size * number // len(stretches) - piece.size * (number - 1) // len(stretches))
     if not stretches:
         advance(piece.size)
 
 
-def _in_order(some: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    places = np.concatenate(some)
+def _in_order(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    places = np.concatenate(parts)
     return places[np.argsort(places[:, 2], kind="stable"), :2]
 
 

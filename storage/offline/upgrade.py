@@ -3,6 +3,7 @@ check`.
 
 The data folder is only read.
 """
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,45 +40,42 @@ def look(data_dir: Path) -> Outlook:
 
     Raises OSError, sqlite3.DatabaseError.
     """
-    found = Outlook()
+    outlook = Outlook()
     if not (data_dir / "catalogue.sqlite").exists():
-        found.refused = f"{data_dir}: there is no catalogue.sqlite: this is no data folder"
-        return found
+        outlook.refused = f"{data_dir}: there is no catalogue.sqlite: this is no data folder"
+        return outlook
     try:
-        found.folder = data_folder.check(data_dir)
+        outlook.folder = data_folder.check(data_dir)
     except data_folder.CannotUse as error:
-        found.refused = str(error)
-        return found
+        outlook.refused = str(error)
+        return outlook
     regular_files.opened(data_dir / "catalogue.sqlite").close()
     regular_files.check(data_dir / "partitions", data_dir / "journal")
-    with locks.hold(data_dir) as found.is_served, looked_at(data_dir, is_served=found.is_served) as db:
-        found.catalogue = db.execute("PRAGMA user_version").fetchone()[0]
-    of_version_1 = _count(data_dir, found)
-    newest = max(found.files, default=0)
-    for what, there, known in (("the catalogue", found.catalogue, layout.VERSION), ("a file", newest, format.VERSION)):
+    with locks.hold(data_dir) as outlook.is_served, looked_at(data_dir, is_served=outlook.is_served) as db:
+        outlook.catalogue = db.execute("PRAGMA user_version").fetchone()[0]
+    of_version_1 = _count(data_dir, outlook.files)
+    for what, there, known in (("the catalogue", outlook.catalogue, layout.VERSION),
+                               ("a file", max(outlook.files, default=0), format.VERSION)):
         if there > known:
-            found.refused = (
-                f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; "
-                "a newer one wrote it"
-            )
-            return found
-    if found.folder < format.FOLDER_VERSION:
-        found.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the folder "
-                              "from then on")
-    if found.catalogue < layout.VERSION:
-        found.rewrites.append(f"the catalogue becomes version {layout.VERSION}, in one transaction, "
-                              "before anybody is served")
+            outlook.refused = (f"{data_dir}: {what} has format version {there}, and this program knows {known} and "
+                               "older; a newer one wrote it")
+            return outlook
+    if outlook.folder < format.FOLDER_VERSION:
+        outlook.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the "
+                                "folder from then on")
+    if outlook.catalogue < layout.VERSION:
+        outlook.rewrites.append(f"the catalogue becomes version {layout.VERSION}, in one transaction, before anybody "
+                                "is served")
     if of_version_1:
-        found.rewrites.append(
+        outlook.rewrites.append(
             f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into "
-            "`state`, when each is saved for the first time after a change"
-        )
-    found.has_way_back = (found.folder, found.catalogue) == (format.FOLDER_VERSION, layout.VERSION)
-    return found
+            "`state`, when each is saved for the first time after a change")
+    outlook.has_way_back = (outlook.folder, outlook.catalogue) == (format.FOLDER_VERSION, layout.VERSION)
+    return outlook
 
 
-def _count(data_dir: Path, found: Outlook) -> int:
-    """Count ledgers, states and journal segments by format version into `found.files`.
+def _count(data_dir: Path, versions: dict[int, int]) -> int:
+    """Count ledgers, states and journal segments by format version into `versions`.
 
     Return the number of partitions whose cursors are in files of version 1.
     """
@@ -85,22 +83,19 @@ def _count(data_dir: Path, found: Outlook) -> int:
     for partition in (data_dir / "partitions").glob("*"):
         of_version_1 += state_v1.is_there(partition)
         for path in (*partition.glob("*.index"), *partition.glob("state")):
-            _add(path, (format.INDEX_MAGIC, format.STATE_MAGIC), found)
+            _add(path, (format.INDEX_MAGIC, format.STATE_MAGIC), versions)
     for path in (data_dir / "journal").glob("*/*.journal"):
-        _add(path, (format.SEGMENT_MAGIC,), found)
+        _add(path, (format.SEGMENT_MAGIC,), versions)
     return of_version_1
 
 
-def _add(path: Path, magics: tuple[bytes, ...], found: Outlook) -> None:
-    """Add one file to the counts by format version.
+def _add(path: Path, magics: tuple[bytes, ...], versions: dict[int, int]) -> None:
+    """Count one file.
 
     A file that begins with none of `magics` is damaged or was never written, has no version, and is not counted.
     """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_VERSION_END)
-    except FileNotFoundError:      # its broker has just removed it
-        return
-    if head[:8] in magics and len(head) == _VERSION_END:
-        version = int(np.frombuffer(head, "<u4", 1, 8)[0])
-        found.files[version] = found.files.get(version, 0) + 1
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:      # its broker may have just removed it
+        head = file.read(_VERSION_END)
+        if head[:8] in magics and len(head) == _VERSION_END:
+            version = int(np.frombuffer(head, "<u4", 1, 8)[0])
+            versions[version] = versions.get(version, 0) + 1

@@ -14,6 +14,7 @@ A broker writes an entry before its row, and a row before the header counts it. 
 even while a broker serves the folder. Any other apparent damage is checked several times, and reported only if it is
 found every time.
 """
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,14 +29,15 @@ from geminga.storage.cursors.state_file import State
 from geminga.storage.disk import locks, regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_reader, ledger_headers
-from geminga.storage.offline import verify_partition, verify_transactions
-from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
+from geminga.storage.offline import verify_ledger, verify_partition
+from geminga.storage.offline.findings import Finding, Severity, corrupt, of_copies, place, unreadable
 from geminga.storage.offline.rehearsal import Rehearsal
 from geminga.storage.offline.verify_catalogue import Names, read_names
-from geminga.storage.offline.verify_compacted import ViewCheck, check_views
-from geminga.storage.offline.verify_ledger import LedgerCheck, Task, look_at
+from geminga.storage.offline.verify_compacted import check_views
+from geminga.storage.offline.verify_ledger import LedgerCheck, Task
 from geminga.storage.offline.verify_partition import CheckedPartition
 from geminga.storage.topics import exported
+from geminga.storage.transactions import transaction_table
 
 _PROCESSES_MIN = 64 << 20  # bytes; starting processes for less takes longer than it saves
 _LOOKS = 3                 # checks while a broker serves the folder; only what each of them finds is reported
@@ -64,7 +66,7 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None,
     path = data_dir / "catalogue.sqlite"
     try:
         if not path.exists():
-            yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
+            yield Finding(data_dir, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
             return
         regular_files.opened(path).close()
         regular_files.check(data_dir / "partitions", data_dir / "journal", data_dir / "transactions")
@@ -86,42 +88,35 @@ def _leave_unusable_folder() -> None:
         os.chdir("/")
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 # -- the walk
 
 class _Walk:
-    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen,
-                 told: Callable[[int, int], None] = lambda done, total: None):
+    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen, told: Callable[[int, int], None]):
         self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
         self.told = told
 
     def findings(self) -> Iterator[Finding]:
         """Iterate over all findings.
 
-        While a broker serves the folder, the check is repeated, and only findings that every repetition makes are
-        yielded. Repetitions check only the partitions with findings.
+        While a broker serves the folder, the check is repeated, because files that are being written look damaged for
+        a moment.  Only findings that every repetition makes are yielded; repetitions check the partitions with some.
         """
-        known: dict[int, list[Finding]] = {}
+        confirmed: dict[int, list[Finding]] = {}
         for number in range(_LOOKS if self.is_served else 1):
             names = read_names(self.data_dir, is_served=self.is_served)
             if not number:
                 yield from names.findings
-                if any(found.severity == Severity.UNREADABLE for found in names.findings):
+                if any(finding.severity == Severity.UNREADABLE for finding in names.findings):
                     return
-            found = self._look(names, set(known) if number else None)
-            again = {about: [one for one in some if not number or one in known.get(about, ())]
-                     for about, some in found.items()}
-            known = {about: some for about, some in again.items() if some}
-            if not known:
+            again = self._look(names, set(confirmed) if number else None)
+            if number:
+                again = {partition_id: [finding for finding in findings if finding in confirmed.get(partition_id, ())]
+                         for partition_id, findings in again.items()}
+            confirmed = {partition_id: findings for partition_id, findings in again.items() if findings}
+            if not confirmed:
                 return
-        for about in sorted(known):
-            yield from known[about]
+        for partition_id in sorted(confirmed):
+            yield from confirmed[partition_id]
 
     def _look(self, names: Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
         """Check partitions once, and return {partition id: findings}; findings about no partition have the key 0.
@@ -131,47 +126,62 @@ class _Walk:
         """
         stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
         ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
-        found: dict[int, list[Finding]] = {0: []}
+        findings: dict[int, list[Finding]] = {0: []}
         rehearsal = Rehearsal(self.data_dir)
         states = {}
         for partition_id in ids:
-            found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
-        found[0] += verify_transactions.check(self.data_dir) + self._journals(rehearsal)
+            findings[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
+        findings[0] += self._coordinators() + self._journals(rehearsal)
         ids = [partition_id for partition_id in ids if partition_id not in rehearsal.gone]
-        tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
-        reports, done = self._reports([task for some in tasks.values() for task in some]), 0
+        tasks = {partition_id: self._tasks(rehearsal, partition_id, findings[partition_id]) for partition_id in ids}
+        checks, done = self._checks([task for of_partition in tasks.values() for task in of_partition]), 0
         total = sum(map(len, tasks.values()))
         for partition_id in ids:
-            some = [next(reports) for _ in tasks[partition_id]]
-            views = check_views(rehearsal.folder(partition_id), partition_id, is_served=self.is_served)
-            self._count(some, views)
-            done += len(some)
+            ledgers = [next(checks) for _ in tasks[partition_id]]
+            view = check_views(rehearsal.folder(partition_id), partition_id, is_served=self.is_served)
+            self.seen.bytes += view.bytes + sum(ledger.bytes for ledger in ledgers)
+            self.seen.ledgers += len(ledgers)
+            self.seen.entries += sum(check.ledger.entries for check in ledgers)
+            done += len(ledgers)
             self.told(done, total)
-            found[partition_id] += verify_partition.check(CheckedPartition(
+            findings[partition_id] += verify_partition.check(CheckedPartition(
                 rehearsal.folder(partition_id), names.partitions.get(partition_id),
                 names.subscriptions.get(partition_id, {}), rehearsal.state(partition_id), states[partition_id],
-                partition_id in rehearsal.stateless, partition_id in rehearsal.touched, some, views, self.is_served))
+                partition_id in rehearsal.stateless, partition_id in rehearsal.touched, ledgers, view, self.is_served))
             if wanted is None:
                 self.seen.partitions += 1
-        return found
+        return findings
 
-    def _count(self, reports: list[LedgerCheck], view: ViewCheck) -> None:
-        """Add a partition's ledgers and compacted view to `seen`, the amounts that were checked."""
-        self.seen.bytes += view.bytes + sum(report.bytes for report in reports)
-        self.seen.ledgers += len(reports)
-        self.seen.entries += sum(report.ledger.entries for report in reports)
-
-    def _reports(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
-        """Check ledgers and return their reports in order.  Several processes share large amounts of data."""
-        size = sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks)
+    def _checks(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
+        """Check ledgers in order.  Several processes share large amounts of data."""
+        size = 0
+        for task in tasks:
+            with contextlib.suppress(FileNotFoundError):
+                size += format.ledger_path(task.folder, task.ledger_id).stat().st_size
         if self.processes == 1 or size < _PROCESSES_MIN:
-            yield from map(look_at, tasks)
+            yield from map(verify_ledger.check, tasks)
             return
         _leave_unusable_folder()
         with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
-            yield from pool.map(look_at, tasks)
+            yield from pool.map(verify_ledger.check, tasks)
 
-    # -- journals
+    # -- journals, and what coordinators know of transactions
+
+    def _coordinators(self) -> list[Finding]:
+        findings: list[Finding] = []
+        for folder in sorted((self.data_dir / "transactions").glob("*")):
+            if folder.name.isdigit():
+                path = transaction_table.path_of(self.data_dir, int(folder.name))
+                try:
+                    raw = path.read_bytes()
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    findings.append(unreadable(path, error))
+                    continue
+                findings += of_copies(path, len(raw), transaction_table.wrong_copies(raw, int(folder.name)),
+                                      "the coordinator's table", "its transactions are aborted")
+        return findings
 
     def _journals(self, rehearsal: Rehearsal) -> list[Finding]:
         findings, records = [], 0
@@ -193,7 +203,7 @@ class _Walk:
             records += len(replayed.records)
             findings += [_of_journal(text, folder) for text in replayed.damage]
         if records and not self.is_served:
-            findings.append(Finding(self.data_dir / "journal", 0, 0, f"{records} records are to be replayed",
+            findings.append(Finding(self.data_dir / "journal", f"{records} records are to be replayed",
                                     "the next start does that; all else was checked as if it had", Severity.NOTE))
         return findings
 
@@ -203,11 +213,8 @@ class _Walk:
         """Return (findings about the partition's state, whether the state can be used)."""
         folder = format.partition_folder(self.data_dir, partition_id)
         path = format.state_path(folder)
-        findings = [
-            Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
-            for left in folder.glob("*.new")
-            if not self.is_served
-        ]
+        findings = [Finding(unfinished, "was being written when its broker was killed", "it is left alone",
+                            Severity.NOTE) for unfinished in folder.glob("*.new") if not self.is_served]
         findings += _exported(folder)
         try:
             raw = path.read_bytes()
@@ -224,32 +231,18 @@ class _Walk:
         except OSError as error:
             return [*findings, unreadable(path, error)], False
         self.seen.bytes += len(raw)
-        half = len(raw) // 2
+        wrong = state_file.wrong_copies(raw, partition_id)
+        findings += of_copies(path, len(raw), wrong, "the partition's state",
+                              "what its subscriptions have acknowledged is lost, and the topic refused")
+        if len(wrong) == 2:
+            return findings, False
         try:
-            halves = enumerate((raw[:half], raw[half:2 * half]))
-            wrong = [(number, why) for number, text in halves if (why := state_file.why_wrong(text, partition_id))]
-            is_lost = len(wrong) == 2
-            for number, why in wrong:
-                findings.append(
-                    Finding(
-                        path,
-                        number * half,
-                        half,
-                        f"copy {number + 1} of the partition's state is damaged: {why}",
-                        "so is the other copy: what its subscriptions have acknowledged is lost, and the topic refused"
-                        if is_lost
-                        else "the other is used",
-                        Severity.LOSS if is_lost else Severity.HARMLESS,
-                    )
-                )
-            if is_lost:
-                return findings, False
             rehearsal.know(partition_id, state_file.read(folder, partition_id))
         except CorruptFile as error:
             return [*findings, corrupt(error, path, "its topic is refused")], False
         if state_v1.is_there(folder) and not self.is_served:
-            findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1",
-                                    "`state` replaced it", Severity.NOTE))
+            findings.append(Finding(folder / "cursors", "is left over from format version 1", "`state` replaced it",
+                                    Severity.NOTE))
         return findings, True
 
     def _tasks(self, rehearsal: Rehearsal, partition_id: int, findings: list[Finding]) -> list[Task]:
@@ -273,9 +266,8 @@ class _Walk:
                 tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened_ledgers.get(key),
                                   rehearsal.rows.get(key, []), cursors.get(NOBODY)))
             elif not self.is_served:
-                findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
+                findings += _half_a_ledger(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
-
 
 
 def _exported(folder: Path) -> list[Finding]:
@@ -284,8 +276,8 @@ def _exported(folder: Path) -> list[Finding]:
     try:
         exported.read(folder)
     except CorruptFile as error:
-        found = corrupt(error, path, "nothing of the partition counts as exported until the next export")
-        return [replace(found, severity=Severity.HARMLESS)]
+        return [replace(corrupt(error, path, "nothing of the partition counts as exported until the next export"),
+                        severity=Severity.HARMLESS)]
     except OSError as error:
         return [unreadable(path, error)]
     return []
@@ -294,18 +286,12 @@ def _exported(folder: Path) -> list[Finding]:
 def _of_journal(text: str, folder: Path) -> Finding:
     """Return the finding for one line of damage that a journal replay reported."""
     path, offset, what = place(text, folder)
-    is_harmless = "entries []" in what or "made good" in what
-    return Finding(
-        path,
-        offset,
-        0,
-        what,
-        "nothing of it is lost" if is_harmless else "what only the journal had is lost",
-        Severity.HARMLESS if is_harmless else Severity.LOSS,
-    )
+    if "entries []" in what or "made good" in what:
+        return Finding(path, what, "nothing of it is lost", Severity.HARMLESS, offset)
+    return Finding(path, what, "what only the journal had is lost", Severity.LOSS, offset)
 
 
-def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
+def _half_a_ledger(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
     """Return findings for a ledger that has only one of its two files, or whose index was never written.
 
     is_needed: whether some subscription has not acknowledged the whole ledger.
@@ -315,9 +301,9 @@ def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
         path, missing = (data, index) if data.exists() else (index, data)
         what = "the index is all zeros" if missing.exists() else f"{missing.name} is missing"
         if not is_needed:
-            return [Finding(path, 0, 0, what, "all subscriptions have that ledger behind them", Severity.HARMLESS)]
-        return [Finding(path, 0, 0, what, "the ledger's entries are lost", Severity.LOSS)]
-    return [Finding(path, 0, 0, "is left of a ledger that was being made", "it is empty, and left alone", Severity.NOTE)
+            return [Finding(path, what, "all subscriptions have that ledger behind them", Severity.HARMLESS)]
+        return [Finding(path, what, "the ledger's entries are lost", Severity.LOSS)]
+    return [Finding(path, "is left of a ledger that was being made", "it is empty, and left alone", Severity.NOTE)
             for path in (data, index) if path.exists()]
 
 

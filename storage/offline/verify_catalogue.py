@@ -4,6 +4,7 @@ SQLite has checksums only in the write-ahead log. Frames behind the first one th
 ignored.
 """
 import contextlib
+import json
 import re
 import shutil
 import sqlite3
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from geminga.proto.names import SEGMENT
 from geminga.storage.catalogue import checksums, layout
+from geminga.storage.catalogue.partitions import PREFIX
 from geminga.storage.disk import regular_files
 from geminga.storage.offline.findings import Finding, Severity
 
@@ -39,7 +42,7 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
         with looked_at(data_dir, is_served=is_served) as db:
             names = _read(path, db)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter if SQLite quotes damaged bytes
-        names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it",
+        names = Names(findings=[Finding(path, f"SQLite cannot read it: {error}", "no broker starts on it",
                                         Severity.UNREADABLE)])
     if not is_served:
         names.findings += _check_log(Path(f"{path}-wal"))
@@ -71,15 +74,12 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
     names = Names()
 
     def tell(what: str, consequence: str, severity: Severity) -> None:
-        names.findings.append(Finding(path, 0, 0, what, consequence, severity))
+        names.findings.append(Finding(path, what, consequence, severity))
 
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > layout.VERSION:
-        tell(
-            f"has format version {version}, and this program reads {layout.VERSION} and older",
-            "nothing was looked at",
-            Severity.UNREADABLE,
-        )
+        tell(f"has format version {version}, and this program reads {layout.VERSION} and older",
+             "nothing was looked at", Severity.UNREADABLE)
         return names
     for text, in db.execute("PRAGMA integrity_check"):
         if text != "ok":
@@ -96,12 +96,24 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
     for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
         names.subscriptions.setdefault(partition_id, {})[number] = name
     topics = dict(db.execute("SELECT name, partitions FROM topics"))
+    legacy = _former_partitions(db) if version > 4 else set()
     for name in names.partitions.values():
+        if name.startswith((f"{SEGMENT}://", PREFIX)) or name in legacy:
+            continue      # its topic's row names it, and the deletion of the topic finds it; or that row is kept
         match = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name)
         base, number = match.groups() if match is not None else (name, None)
         if name not in topics and (number is None or int(number) >= topics.get(base, 0)):
             tell(f"there is no topic of partition {name}", "lists of topics lack it", Severity.HARMLESS)
     return names
+
+
+def _former_partitions(db: sqlite3.Connection) -> set[str]:
+    """Return the partitions that are segments of topics which were made scalable, also of those being deleted."""
+    found: set[str] = set()
+    for text, in db.execute("SELECT segments FROM layouts"):
+        with contextlib.suppress(ValueError, TypeError, IndexError):      # a damaged row: its checksum says so
+            found.update(row[-1] for row in json.loads(text))
+    return found
 
 
 def _check_log(path: Path) -> Iterator[Finding]:
@@ -121,29 +133,25 @@ def _check_log(path: Path) -> Iterator[Finding]:
     words = np.dtype(">u4" if magic & 1 else "<u4")
     checksum = _log_checksum(raw[:_LOG_HEADER.size - 8], words, (0, 0))
     if magic & ~1 != _LOG_MAGIC or checksum != (first, second):
-        yield Finding(path, 0, _LOG_HEADER.size, "the header of SQLite's log is damaged",
-                      "what only the log has is lost", Severity.LOSS)
+        yield Finding(path, "the header of SQLite's log is damaged", "what only the log has is lost", Severity.LOSS,
+                      size=_LOG_HEADER.size)
         return
     wrong: int | None = None
-    commits = 0
-    for at in range(_LOG_HEADER.size, len(raw) - _FRAME.size - page_size + 1, _FRAME.size + page_size):
-        _, pages, *found, first, second = _FRAME.unpack_from(raw, at)
+    commits, size = 0, _FRAME.size + page_size
+    for offset in range(_LOG_HEADER.size, len(raw) - size + 1, size):
+        _, pages, *own_salts, first, second = _FRAME.unpack_from(raw, offset)
         if wrong is None:
-            page = raw[at + _FRAME.size:at + _FRAME.size + page_size]
-            checksum = _log_checksum(raw[at:at + 8] + page, words, checksum)
-            if found != salts or checksum != (first, second):
-                wrong = at
-        if wrong is not None and found == salts and pages:
+            checksum = _log_checksum(raw[offset:offset + 8] + raw[offset + _FRAME.size:offset + size], words, checksum)
+            if own_salts != salts or checksum != (first, second):
+                wrong = offset
+        if wrong is not None and own_salts == salts and pages:
             commits += 1
-    size = _FRAME.size + page_size
-    if wrong is None:
-        return
-    if commits > 1:
-        yield Finding(path, wrong, size, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost",
-                      Severity.LOSS)
-    elif commits:
-        yield Finding(path, wrong, size, "the last change in SQLite's log is not whole",
-                      "if it was answered, it is lost", Severity.NOTE)
+    if wrong is not None and commits > 1:
+        yield Finding(path, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost", Severity.LOSS,
+                      wrong, size)
+    elif wrong is not None and commits:
+        yield Finding(path, "the last change in SQLite's log is not whole", "if it was answered, it is lost",
+                      Severity.NOTE, wrong, size)
 
 
 def _log_checksum(data: bytes, words: np.dtype, checksum: tuple[int, int]) -> tuple[int, int]:

@@ -49,27 +49,27 @@ def check_views(folder: Path, partition_id: int, *, is_served: bool) -> ViewChec
         assert view is not None      # its number is not 0
         check.horizon = view.horizon
         if view.manifest.partition_id != partition_id:
-            check.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED,
+            check.findings.append(Finding(path, f"it is of partition {view.manifest.partition_id}", _UNUSED,
                                           Severity.LOSS))
         for part in view.manifest.parts:
             check.findings += _part(view, part, check)
     except FileNotFoundError as error:
-        check.findings.append(Finding(Path(error.filename), 0, 0, "is missing", _UNUSED, Severity.LOSS))
+        check.findings.append(Finding(Path(error.filename), "is missing", _UNUSED, Severity.LOSS))
     except CorruptFile as error:
         check.findings.append(corrupt(error, path, _UNUSED))
     except OSError as error:
         check.findings.append(unreadable(path, error))
     if not is_served:
-        check.findings += _left(format.compacted_folder(folder), held[-1])
+        check.findings += _leftovers(format.compacted_folder(folder), held[-1])
     return check
 
 
-def _left(folder: Path, number: int) -> Iterator[Finding]:
+def _leftovers(folder: Path, number: int) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()):
-        if path.name not in (str(number), locks.LOCK):
-            is_old = path.name.isdigit()
-            yield Finding(path, 0, 0, "was replaced" if is_old else "was being made when its job was killed",
-                          "its broker removes it" if is_old else "the next job removes it", Severity.NOTE)
+        if path.name.isdigit() and path.name != str(number):
+            yield Finding(path, "was replaced", "its broker removes it", Severity.NOTE)
+        elif path.name not in (str(number), locks.LOCK):
+            yield Finding(path, "was being made when its job was killed", "the next job removes it", Severity.NOTE)
 
 
 def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Finding]:
@@ -86,24 +86,18 @@ def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Find
     whole = compacted_ledgers.is_valid(rows, part.ledger_id)
     whole[whole] &= _in_order(rows[whole], part)
     for first, end in runs(np.flatnonzero(~whole)):
-        yield Finding(index, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
-                      f"rows {first} to {end - 1} are damaged" if end - first > 1 else f"row {first} is damaged",
-                      f"their entries are {_MISSING}", Severity.LOSS, end - first)
-    rows, ids = rows[whole], rows["entry_id"][whole]
-    for at in _wrong(data, rows):
-        yield Finding(
-            data,
-            int(rows["offset"][at]),
-            int(rows["size"][at]),
-            f"entry {part.ledger_id}:{ids[at]} is damaged",
-            "consumers that read compacted see the checksum fail",
-            Severity.LOSS,
-            1,
-        )
-    for at in _wrong_words(data, rows):
-        yield Finding(data, int(rows["offset"][at]) + int(rows["size"][at]), 8 * -(-int(rows["messages"][at]) // 64),
-                      f"which messages entry {part.ledger_id}:{ids[at]} has left is damaged",
-                      f"some of them are {_MISSING}, or come as empty ones", Severity.LOSS)
+        yield Finding(index, f"rows {first} to {end - 1} are damaged" if end - first > 1 else f"row {first} is damaged",
+                      f"their entries are {_MISSING}", Severity.LOSS, format.HEADER_SIZE + first * _WIDTH,
+                      (end - first) * _WIDTH, end - first)
+    rows = rows[whole]
+    for row in rows[list(_wrong(data, rows))]:
+        yield Finding(data, f"entry {part.ledger_id}:{row['entry_id']} is damaged",
+                      "consumers that read compacted see the checksum fail", Severity.LOSS, int(row["offset"]),
+                      int(row["size"]), 1)
+    for row in rows[list(_wrong_words(data, rows))]:
+        yield Finding(data, f"which messages entry {part.ledger_id}:{row['entry_id']} has left is damaged",
+                      f"some of them are {_MISSING}, or come as empty ones", Severity.LOSS,
+                      int(row["offset"]) + int(row["size"]), 8 * -(-int(row["messages"]) // 64))
     yield from _beside(view, part, check)
 
 
@@ -135,9 +129,9 @@ def _beside(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Fi
 def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:
     """Return for each row, as booleans (n,), whether it is behind the previous row and refers to an existing entry."""
     ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
-    found: NDArray[np.bool_] = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
-    found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
-    return found
+    is_in_order: NDArray[np.bool_] = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
+    is_in_order[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
+    return is_in_order
 
 
 def _wrong(path: Path, rows: Rows) -> Iterator[int]:

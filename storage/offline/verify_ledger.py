@@ -32,7 +32,7 @@ _WIDTH = format.INDEX_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Input for the check of one ledger by `look_at`."""
+    """Input for the check of one ledger."""
 
     folder: Path
     partition_id: int
@@ -56,29 +56,28 @@ class LedgerCheck:
     bytes: int = 0
 
 
-def look_at(task: Task) -> LedgerCheck:
-    found = Ledger(task.folder, task.partition_id, task.ledger_id)
+def check(task: Task) -> LedgerCheck:
+    """Check one ledger."""
+    ledger = Ledger(task.folder, task.partition_id, task.ledger_id)
     if not task.is_served:      # else the broker may have discarded more entries since
         discarded = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
-        found.is_discarded = partial(discarded.acknowledged, found.ledger_id)
-    report = LedgerCheck(found)
+        ledger.is_discarded = partial(discarded.acknowledged, ledger.ledger_id)
+    report = LedgerCheck(ledger, is_readable=False)
     try:
         _find_rows(task, report)
         if not _check(task, report):
             _mend(report)
             _check(task, report)
+        report.is_readable = True
     except FileNotFoundError as error:
-        report.is_readable = False
         if not task.is_served:                      # else it has just been deleted
-            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost",
+            report.findings.append(Finding(Path(error.filename), "is missing", "the ledger's entries are lost",
                                            Severity.LOSS))
     except CorruptFile as error:
-        report.is_readable = False
-        report.findings.append(corrupt(error, found.index_path, "its topic is refused"))
+        report.findings.append(corrupt(error, ledger.index_path, "its topic is refused"))
     except OSError as error:
-        report.is_readable = False
-        report.findings.append(unreadable(found.ledger_path, error))
-    found.close()
+        report.findings.append(unreadable(ledger.ledger_path, error))
+    ledger.close()
     return report
 
 
@@ -94,11 +93,11 @@ def runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
 
 
-def entries(found: Ledger, first: int, end: int) -> str:
+def entries(ledger: Ledger, first: int, end: int) -> str:
     """Return the text that names entries first .. end - 1 of a ledger in a finding."""
     if end - first == 1:
-        return f"entry {found.ledger_id}:{first}"
-    return f"entries {found.ledger_id}:{first} to {found.ledger_id}:{end - 1}"
+        return f"entry {ledger.ledger_id}:{first}"
+    return f"entries {ledger.ledger_id}:{first} to {ledger.ledger_id}:{end - 1}"
 
 
 # -- headers, and where the rows are
@@ -108,102 +107,89 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
 
     Rows may differ if some are only in the journal, if the index's header is damaged, or if a broker writes the ledger.
     """
-    found = report.ledger
+    ledger = report.ledger
+    stored: Rows = np.empty(0, format.INDEX_ROW)
     if task.opened is not None:
-        found.first_message, found.created_ms = task.opened
-    if task.opened is not None and not ledger_headers.exists(task.folder, task.ledger_id):
-        stored = np.empty(0, format.INDEX_ROW)
-    else:
-        whole_rows = format.rows_in(found.index_path.stat().st_size)
-        head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id,
+        ledger.first_message, ledger.created_ms = task.opened
+    if task.opened is None or ledger_headers.exists(task.folder, task.ledger_id):
+        whole_rows = format.rows_in(ledger.index_path.stat().st_size)
+        head = ledger_headers.read_whole_header(ledger.index_path, ledger.ledger_id, ledger.partition_id,
                                                 is_served=task.is_served)
-        _check_ledger_header(report)
+        if not ledger_headers.has_ledger_header(ledger.ledger_path, ledger.ledger_id, ledger.partition_id):
+            report.findings.append(Finding(ledger.ledger_path, "the ledger's header is damaged",
+                                           "nothing in it is needed", Severity.HARMLESS, size=format.HEADER_SIZE))
         if head is not None:
-            found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
-            found.is_sealed = bool(head["state"][0] == format.SEALED)
-            found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
-            if not found.is_sealed and head["version"][0] == 1:
-                take_end(found)
-        is_settled = found.is_sealed or not task.is_served
-        if head is not None and not task.rows and is_settled and found.entries <= whole_rows:
+            ledger.first_message, ledger.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+            ledger.is_sealed = bool(head["state"][0] == format.SEALED)
+            ledger.entries, ledger.size = int(head["entries"][0]), int(head["size"][0])
+            if not ledger.is_sealed and head["version"][0] == 1:
+                take_end(ledger)
+        is_settled = ledger.is_sealed or not task.is_served
+        if head is not None and not task.rows and is_settled and ledger.entries <= whole_rows:
             return
-        stored = _read_rows(found)
+        stored = read_rows(ledger.index_path)
         report.bytes += stored.nbytes
         if head is None:
-            take_bounds(found, stored)
-            report.findings.append(
-                Finding(
-                    found.index_path,
-                    0,
-                    format.HEADER_SIZE,
-                    "the index's header is damaged",
-                    f"it is rebuilt from its rows, with {found.entries} entries",
-                    Severity.HARMLESS,
-                )
-            )
-        elif task.is_served and not found.is_sealed:
-            valid = format.is_valid(stored, found.ledger_id)[found.entries:]
-            found.entries += len(valid) if valid.all() else int((~valid).argmax())
-        if found.entries > len(stored):
-            at = format.HEADER_SIZE + stored.nbytes
-            raise CorruptFile(found.index_path, at, f"rows of {found.entries} entries", "the end of the file")
-    end = max([found.entries, *(first + len(rows) for first, rows in task.rows)])
+            take_bounds(ledger, stored)
+            report.findings.append(Finding(
+                ledger.index_path, "the index's header is damaged",
+                f"it is rebuilt from its rows, with {ledger.entries} entries", Severity.HARMLESS,
+                size=format.HEADER_SIZE))
+        elif task.is_served and not ledger.is_sealed:
+            valid = format.is_valid(stored, ledger.ledger_id)[ledger.entries:]
+            ledger.entries += len(valid) if valid.all() else int((~valid).argmax())
+        if ledger.entries > len(stored):
+            raise CorruptFile(ledger.index_path, format.HEADER_SIZE + stored.nbytes,
+                              f"rows of {ledger.entries} entries", "the end of the file")
+    end = max([ledger.entries, *(first + len(rows) for first, rows in task.rows)])
     report.index = np.zeros(end, format.INDEX_ROW)
     report.index[:len(stored)] = stored[:end]
     for first, rows in task.rows:
         report.index[first:first + len(rows)] = rows
-    found.entries = end
+    ledger.entries = end
     if end and (task.rows or task.is_served):
-        found.size = int(report.index["offset"][-1]) + int(report.index["size"][-1])
+        ledger.size = int(report.index["offset"][-1]) + int(report.index["size"][-1])
 
 
-def _check_ledger_header(report: LedgerCheck) -> None:
-    found = report.ledger
-    if not ledger_headers.has_ledger_header(found.ledger_path, found.ledger_id, found.partition_id):
-        report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged",
-                                       "nothing in it is needed", Severity.HARMLESS))
-
-
-def _read_rows(found: Ledger) -> Rows:
-    raw = found.index_path.read_bytes()
-    count = format.rows_in(len(raw))
-    return np.frombuffer(raw, format.INDEX_ROW, count, min(len(raw), format.HEADER_SIZE))
+def read_rows(path: Path) -> Rows:
+    """Return all allocated rows (n,) INDEX_ROW of an index file."""
+    raw = path.read_bytes()
+    return np.frombuffer(raw, format.INDEX_ROW, format.rows_in(len(raw)), min(len(raw), format.HEADER_SIZE))
 
 
 def _mend(report: LedgerCheck) -> None:
     """Repair damaged rows in report.index, and add a finding for each run of damaged rows."""
-    found = report.ledger
-    rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
-    report.index, wrong, found.lost, _ = found.repaired(rows)
-    lost = np.array(found.lost, np.int64)
+    ledger = report.ledger
+    rows = report.index if report.index is not None else read_rows(ledger.index_path)[:ledger.entries]
+    report.index, wrong, ledger.lost, _ = ledger.repaired(rows)
+    lost = np.array(ledger.lost, np.int64)
     for first, end in runs(wrong):
         gone = int(((lost >= first) & (lost < end)).sum())
         report.findings.append(Finding(
-            found.index_path, format.index_size(first), (end - first) * _WIDTH,
-            f"the index data of {entries(found, first, end)} is damaged",
+            ledger.index_path, f"the index data of {entries(ledger, first, end)} is damaged",
             f"{gone} entries are lost with it" if gone else "it is rebuilt from neighbouring rows and entries",
-            Severity.LOSS if gone else Severity.HARMLESS, gone))
+            Severity.LOSS if gone else Severity.HARMLESS, format.index_size(first), (end - first) * _WIDTH, gone))
 
 
 # -- rows and entries
 
 def _check(task: Task, report: LedgerCheck) -> bool:
     """Check all rows and entries of a ledger.  Return False at the first damaged row, without checking the rest."""
-    found = report.ledger
-    if not found.entries:
+    ledger = report.ledger
+    if not ledger.entries:
         return True
-    size = found.ledger_path.stat().st_size if not task.rows else found.size
-    if size < found.size:
-        raise CorruptFile(found.ledger_path, size, f"{found.size} bytes", "the end of the file")
-    gone = acknowledged(task.gone, found.ledger_id, found.entries)
-    gone[found.lost] = True
+    size = ledger.ledger_path.stat().st_size if not task.rows else ledger.size
+    if size < ledger.size:
+        raise CorruptFile(ledger.ledger_path, size, f"{ledger.size} bytes", "the end of the file")
+    gone = acknowledged(task.gone, ledger.ledger_id, ledger.entries)
+    gone[ledger.lost] = True
     is_elsewhere = gone.copy()                      # bytes are discarded, or in the journal
     for first, rows in task.rows:
         is_elsewhere[first:first + len(rows)] = True
     order, wrong = _Order(report), []
-    reader = None if is_elsewhere.all() else _Reader(found.ledger_path)
+    reader = None if is_elsewhere.all() else _Reader(ledger.ledger_path)
     for first, rows in _blocks(report):
-        if not format.is_valid(rows, found.ledger_id, first).all():
+        if not format.is_valid(rows, ledger.ledger_id, first).all():
             return False
         end = first + len(rows)
         offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
@@ -282,8 +268,10 @@ class _Order:
     """
 
     def __init__(self, report: LedgerCheck):
-        self._report, found = report, report.ledger
-        self._end, self._message, self._was_gone = format.HEADER_SIZE, found.first_message, found.is_header_lost
+        self._report, ledger = report, report.ledger
+        self._end, self._message, self._was_gone = format.HEADER_SIZE, ledger.first_message, ledger.is_header_lost
+        # Reported at the end only: when a damaged row ends the check, rows are repaired and all are checked again, and
+        # findings of the first check would stand twice.
         self._findings: list[Finding] = []
 
     def check(self, first: int, rows: Rows, offsets: NDArray[np.int64], sizes: NDArray[np.int64],
@@ -299,29 +287,19 @@ class _Order:
             if is_off.any():
                 is_off &= ~gone
                 is_off[1:] &= ~gone[:-1]
-                self._tell(first + np.flatnonzero(is_off), what, severity)
+                ledger = self._report.ledger
+                self._findings += [
+                    Finding(ledger.index_path, f"{entries(ledger, start, end)} {what}",
+                            "its row was written with this error", severity, format.index_size(start),
+                            (end - start) * _WIDTH) for start, end in runs(first + np.flatnonzero(is_off))]
         self._end, self._message, self._was_gone = int(ends[-1]), int(following[-1]), bool(gone[-1])
 
-    def _tell(self, which: NDArray[np.int64], what: str, severity: Severity) -> None:
-        found = self._report.ledger
-        for first, end in runs(which):
-            self._findings.append(Finding(found.index_path, format.index_size(first), (end - first) * _WIDTH,
-                                          f"{entries(found, first, end)} {what}", "its row was written with this error",
-                                          severity))
-
     def finish(self) -> None:
-        found = self._report.ledger
-        if self._end != found.size:
-            self._findings.append(
-                Finding(
-                    found.index_path,
-                    0,
-                    format.HEADER_SIZE,
-                    f"entries end at byte {self._end}, by the header at {found.size}",
-                    "there may be a gap in the ledger",
-                    Severity.HARMLESS,
-                )
-            )
+        ledger = self._report.ledger
+        if self._end != ledger.size:
+            self._findings.append(Finding(
+                ledger.index_path, f"entries end at byte {self._end}, by the header at {ledger.size}",
+                "there may be a gap in the ledger", Severity.HARMLESS, size=format.HEADER_SIZE))
         self._report.findings += self._findings
 
 

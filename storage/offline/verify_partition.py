@@ -38,7 +38,6 @@ class CheckedPartition:
 
     @property
     def has_entries(self) -> bool:
-        """Whether any ledger has entries."""
         return any(ledger.entries for ledger in self.ledgers)
 
     @property
@@ -48,7 +47,7 @@ class CheckedPartition:
                 if number in self.state.cursors}
 
 
-def check(one: CheckedPartition) -> list[Finding]:
+def check(partition: CheckedPartition) -> list[Finding]:
     """Return all findings about a partition, in three steps.
 
     1. Findings about each single file, with the subscriptions that need the damaged entries.
@@ -57,61 +56,55 @@ def check(one: CheckedPartition) -> list[Finding]:
 
     3. Findings of comparisons: ledgers with their neighbours, positions with ledgers, totals with entries.
     """
-    findings = list(one.view.findings)
-    for report in one.reports:
+    findings = list(partition.view.findings)
+    for report in partition.reports:
         findings += report.findings
         if len(report.wrong):
-            findings += _losses(report, one.cursors, len(one.subscriptions))
+            findings += _losses(report, partition.cursors, len(partition.subscriptions))
         if report.index is not None:
             report.ledger.use_index(report.index)
-    missing, is_comparable = _missing(one)
+    missing, is_comparable = _missing(partition)
     findings += missing
     if not is_comparable:
         return findings
-    ledgers, cursors = one.ledgers, one.cursors
+    ledgers, cursors, path = partition.ledgers, partition.cursors, format.state_path(partition.folder)
     findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
-    for number, name in one.subscriptions.items():
-        if number not in one.state.cursors:
-            findings.append(Finding(
-                format.state_path(one.folder), 0, 0, f"subscription {name} has no position",
-                "the next SUBSCRIBE creates it again, as its creation was never answered", Severity.NOTE))
+    findings += [Finding(path, f"subscription {name} has no position",
+                         "the next SUBSCRIBE creates it again, as its creation was never answered", Severity.NOTE)
+                 for number, name in partition.subscriptions.items() if number not in partition.state.cursors]
     for name, cursor in cursors.items():
-        findings += _positions(one.folder, name, cursor, ledgers, one.view.horizon)
+        findings += _positions(path, name, cursor, ledgers, partition.view.horizon)
         # Damage explains wrong totals; only without any are totals worth a finding of their own.
-        has_damage = any(ledger.lost for ledger in ledgers) or any(found.severity for found in findings)
-        if not one.state.is_uncounted and not has_damage:
-            findings += _totals(one.folder, name, cursor, one.state, ledgers)
+        has_damage = any(ledger.lost for ledger in ledgers) or any(finding.severity for finding in findings)
+        if not partition.state.is_uncounted and not has_damage:
+            findings += _totals(path, name, cursor, partition.state, ledgers)
     return findings
 
 
-def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
-    """Return (findings about something that is missing or unusable, whether the partition's files can be compared).
+def _missing(partition: CheckedPartition) -> tuple[list[Finding], bool]:
+    """Return (at most one finding about a missing or unusable file, whether the partition's files can be compared)."""
+    def only(what: str, consequence: str, severity: Severity,
+             path: Path = partition.folder) -> tuple[list[Finding], bool]:
+        return [Finding(path, what, consequence, severity)], False
 
-    There is at most one such finding.
-    """
-    def found(what: str, consequence: str, severity: Severity, path: Path = one.folder) -> tuple[list[Finding], bool]:
-        return [Finding(path, 0, 0, what, consequence, severity)], False
-
-    if one.name is None:
-        if one.is_served:      # it may have been deleted meanwhile
+    if partition.name is None:
+        if partition.is_served:      # it may have been deleted meanwhile
             return [], False
-        if one.has_entries:
-            return found("the catalogue has no such partition", "nobody can reach what it holds", Severity.LOSS)
-        return found("the catalogue has no such partition", "it is empty, and left alone", Severity.NOTE)
-    if not one.has_state or not all(report.is_readable for report in one.reports):
-        if one.is_in_journal and not one.is_served:
-            return found("the journal has something for a file that cannot be used", "no broker starts", Severity.LOSS)
+        if partition.has_entries:
+            return only("the catalogue has no such partition", "nobody can reach what it holds", Severity.LOSS)
+        return only("the catalogue has no such partition", "it is empty, and left alone", Severity.NOTE)
+    if not partition.has_state or not all(report.is_readable for report in partition.reports):
+        if partition.is_in_journal and not partition.is_served:
+            return only("the journal has something for a file that cannot be used", "no broker starts", Severity.LOSS)
         return [], False
-    if not one.folder.exists() and not one.reports:
-        what = f"the folder of {one.name} is missing"
-        if one.subscriptions:
-            return found(what, "the topic begins anew, and its subscriptions are lost", Severity.LOSS)
-        return found(what, "the topic begins anew", Severity.HARMLESS)
-    if one.subscriptions and one.has_entries and one.is_stateless and not one.is_in_journal:
-        return found("is missing", "what its subscriptions have acknowledged is lost", Severity.LOSS,
-                     format.state_path(one.folder))
-    if not one.reports and not one.is_stateless:
-        return found("there is no ledger", "whatever it held is lost", Severity.LOSS)
+    if not partition.folder.exists() and not partition.reports:
+        return only(f"the folder of {partition.name} is missing",
+                    "whatever it held is lost, and its topic refused", Severity.LOSS)
+    if partition.subscriptions and partition.has_entries and partition.is_stateless and not partition.is_in_journal:
+        return only("is missing", "what its subscriptions have acknowledged is lost", Severity.LOSS,
+                    format.state_path(partition.folder))
+    if not partition.reports and not partition.is_stateless:
+        return only("there is no ledger", "whatever it held is lost, and its topic refused", Severity.LOSS)
     return [], True
 
 
@@ -138,8 +131,8 @@ def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int)
             else:
                 consequence = "all subscriptions have it behind them; only readers see the checksum fail"
             verb = "are" if end - first > 1 else "is"
-            yield Finding(ledger.ledger_path, offset, int(last["offset"]) + int(last["size"]) - offset,
-                          f"{entries(ledger, first, end)} {verb} damaged", consequence, severity, end - first)
+            yield Finding(ledger.ledger_path, f"{entries(ledger, first, end)} {verb} damaged", consequence, severity,
+                          offset, int(last["offset"]) + int(last["size"]) - offset, end - first)
 
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
@@ -155,39 +148,39 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
         what = (f"ledger {ledger.ledger_id} begins with message {ledger.first_message}, "
                 f"and the one before it ends before {before.next_message}")
         if missing > 0 and ledger.ledger_id > done:
-            yield Finding(ledger.index_path, 0, format.HEADER_SIZE, what, f"{missing} messages are missing",
-                          Severity.LOSS)
+            yield Finding(ledger.index_path, what, f"{missing} messages are missing", Severity.LOSS,
+                          size=format.HEADER_SIZE)
         elif missing < 0:
-            yield Finding(ledger.index_path, 0, format.HEADER_SIZE, what, "messages have numbers twice",
-                          Severity.HARMLESS)
+            yield Finding(ledger.index_path, what, "messages have numbers twice", Severity.HARMLESS,
+                          size=format.HEADER_SIZE)
     if ledgers and ledgers[-1].is_sealed:
         last = ledgers[-1]
-        yield Finding(last.index_path, 0, format.HEADER_SIZE, f"ledger {last.ledger_id} is sealed, and none follows it",
-                      "entries of a following ledger, if there was one, are lost", Severity.HARMLESS)
+        yield Finding(last.index_path, f"ledger {last.ledger_id} is sealed, and none follows it",
+                      "entries of a following ledger, if there was one, are lost", Severity.HARMLESS,
+                      size=format.HEADER_SIZE)
 
 
-def _positions(folder: Path, name: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
+def _positions(path: Path, name: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
     """Yield findings for a cursor that refers to entries that do not exist.
 
     Up to `horizon`, a compacted view may have entries of deleted ledgers, so bits for such ledgers are allowed.
     """
-    path, by_id = format.state_path(folder), {ledger.ledger_id: ledger for ledger in ledgers}
+    by_id = {ledger.ledger_id: ledger for ledger in ledgers}
     ledger_id, entry_id = cursor.mark_delete
     is_behind_all = bool(ledgers) and ledger_id > ledgers[-1].ledger_id
     if is_behind_all or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries):
-        yield Finding(
-            path, 0, 0, f"subscription {name} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
-            "messages that come there are not delivered", Severity.LOSS)
+        yield Finding(path, f"subscription {name} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
+                      "messages that come there are not delivered", Severity.LOSS)
     for number, bitmap in cursor.bitmaps.items():
         used = np.flatnonzero(bitmap)
         last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
         is_of_no_ledger = number not in by_id and number > max(ledger_id, horizon[0])
         if is_of_no_ledger or (number in by_id and last >= by_id[number].entries):
-            yield Finding(path, 0, 0, f"subscription {name} has acknowledged {number}:{last}, which is not there",
+            yield Finding(path, f"subscription {name} has acknowledged {number}:{last}, which is not there",
                           "messages that come there are not delivered", Severity.LOSS)
 
 
-def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list[Ledger]) -> Iterator[Finding]:
+def _totals(path: Path, name: str, cursor: Cursor, state: State, ledgers: list[Ledger]) -> Iterator[Finding]:
     """Yield a finding if published != acknowledged + expired + skipped + evicted + backlog for a subscription.
 
     Messages count as published since the subscription began. First, discarded entries (the cursor NOBODY) are
@@ -205,8 +198,7 @@ def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list
     missing = published - settled - backlog
     if missing:
         yield Finding(
-            format.state_path(folder), 0, 0,
-            f"of the {published} messages since subscription {name} began {settled} are acknowledged or dropped, "
-            f"and {backlog} are in the backlog",
+            path, f"of the {published} messages since subscription {name} began {settled} are acknowledged or dropped, "
+                  f"and {backlog} are in the backlog",
             f"{missing} messages are missing" if missing > 0 else "its totals are wrong",
             Severity.LOSS if missing > 0 else Severity.HARMLESS)

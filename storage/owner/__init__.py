@@ -7,10 +7,7 @@
     replicated_publishing.py      SENDs of other clusters' replicators
     non_persistent_publishing.py  SENDs of non-persistent topics
     dispatching.py                acknowledgements, permits, and deliveries to consumers
-    durability.py                 commits and syncs
-    partition_table.py            opens, creates, unloads and deletes partitions
     partition_timers.py           times at which topics are dispatched without a request of a client
-    trimming.py                   deletes ledgers that no subscription needs
     process.py                    the loop of passes, and the start of an owner
     recovery.py                   journal -> ledgers and cursors, after a crash
     replayed_ops.py               applies operations of the journal, a function for each kind

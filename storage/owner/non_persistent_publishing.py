@@ -8,8 +8,11 @@ from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_MARKER
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement.rate_limiter import RateLimiter
+from geminga.storage.open_topics.clients import Producers
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.publisher import NO_WORKER
 from geminga.storage.topics.non_persistent import NonPersistentTopic
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.subscription import Producer
 
 _COPIED = "connection", "producer_id", "sequence_id", "highest_sequence_id"      # from a SEND_ROW to its RECEIPT_ROW
@@ -18,15 +21,15 @@ _COPIED = "connection", "producer_id", "sequence_id", "highest_sequence_id"     
 class NonPersistentPublishing:
     """Delivery of SENDs to one owner's non-persistent topics."""
 
-    def __init__(self, owner: OwnerContext, rates: RateLimiter):
-        self._owner, self._rates = owner, rates
+    def __init__(self, decisions: Decisions, producers: Producers, options: OptionsInForce, rates: RateLimiter):
+        self._decisions, self._producers, self._options, self._rates = decisions, producers, options, rates
 
     def __repr__(self) -> str:
-        return f"<NonPersistentPublishing producers={len(self._owner.non_persistent_producers)}>"
+        return f"<NonPersistentPublishing producers={len(self._producers.non_persistent)}>"
 
     def publish(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
         """Publish rows (n,) SEND_ROW of non-persistent topics.  Return (worker, rows of stored topics, data)."""
-        producers = self._owner.non_persistent_producers
+        producers = self._producers.non_persistent
         is_transient = np.isin(rows["producer"], np.fromiter(producers, np.uint64))
         # Markers are for clusters, and there is nothing to store them in.
         is_above = self._above_connection_bound(rows, is_transient) | (rows["flags"] & IS_MARKER != 0)
@@ -36,7 +39,7 @@ class NonPersistentPublishing:
                 is_mine = rows["producer"] == handle
                 topic = producer.partition
                 assert isinstance(topic, NonPersistentTopic), producer
-                self._owner.changed[topic] = None
+                self._decisions.changed[topic] = None
                 if len(mine := rows[is_mine & ~is_above]):
                     self._pass_on(worker, producer, topic, mine, data, rows[is_mine & is_above])
                 else:
@@ -49,7 +52,6 @@ class NonPersistentPublishing:
 
         dropped: further rows, which are answered but not delivered.
         """
-        owner = self._owner
         entries = np.zeros(len(rows), envelope.TRANSIENT_ENTRY)
         entries["entry_id"] = np.arange(topic.published, topic.published + len(rows))
         entries["size"], entries["messages"] = rows["size"], rows["messages"]
@@ -57,7 +59,8 @@ class NonPersistentPublishing:
         for name in _COPIED:
             receipts[name] = rows[name]
         receipts["worker"], receipts["entry_id"] = worker, entries["entry_id"]
-        owner.outbox(worker).receipts(receipts)
+        if worker != NO_WORKER:
+            self._decisions.outbox(worker).receipts(receipts)
         messages, size = int(rows["messages"].sum()), int(rows["size"].sum())
         producer.messages_in += messages
         producer.bytes_in += size
@@ -65,23 +68,24 @@ class NonPersistentPublishing:
         topic.bytes_in += size
         self._drop(worker, producer, dropped)
         before = topic.dropped
-        topic.now_ms = owner.now_ms
+        topic.now_ms = self._decisions.now_ms
         for consumer, _, chosen in topic.pass_on(rows, self._rates.next_batches):
             some = rows[chosen.start:chosen.stop] if isinstance(chosen, range) else rows[chosen]
             stretches = zip(some["offset"].tolist(), some["size"].tolist(), strict=True)
             pieces = [data[at:at + length] for at, length in stretches]
-            owner.outbox(consumer.worker).transient_entries(consumer, entries[np.asarray(chosen)], b"".join(pieces))
-            owner.count_delivered(consumer, len(chosen), int(some["size"].sum()))
-        owner.counters.add("entries_dropped", topic.dropped - before)
-        owner.counters.add("entries_in", len(rows))
-        owner.counters.add("messages_in", messages)
-        owner.counters.add("bytes_in", size)
+            self._decisions.outbox(consumer.worker).transient_entries(
+                consumer, entries[np.asarray(chosen)], b"".join(pieces))
+            self._decisions.count_delivered(consumer, len(chosen), int(some["size"].sum()))
+        self._decisions.counters.add("entries_dropped", topic.dropped - before)
+        self._decisions.counters.add("entries_in", len(rows))
+        self._decisions.counters.add("messages_in", messages)
+        self._decisions.counters.add("bytes_in", size)
 
     def _above_connection_bound(self, rows: Rows, is_transient: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which rows (n,) are dropped because their connection has too many non-persistent messages in
         flight.
         """
-        is_above, most = np.zeros(len(rows), bool), self._owner.options.max_live_messages_per_connection
+        is_above, most = np.zeros(len(rows), bool), self._options.current.max_live_messages_per_connection
         for connection in np.unique(rows["connection"][is_transient]).tolist() if most else ():
             is_above[np.flatnonzero(is_transient & (rows["connection"] == connection))[most:]] = True
         return is_above
@@ -95,6 +99,7 @@ class NonPersistentPublishing:
             receipts[name] = rows[name]
         receipts["worker"] = worker
         receipts["ledger_id"] = receipts["entry_id"] = NOWHERE
-        self._owner.outbox(worker).receipts(receipts)
+        if worker != NO_WORKER:
+            self._decisions.outbox(worker).receipts(receipts)
         producer.dropped += int(rows["messages"].sum())
-        self._owner.counters.add("entries_dropped", len(rows))
+        self._decisions.counters.add("entries_dropped", len(rows))

@@ -5,7 +5,7 @@
               Commands about transactions do not wait for SENDs of other transactions: one sync is for all of a pass
     decide    SENDs -> plan -> journal, synced -> ledgers -> receipts
               acknowledgements -> cursors -> ops
-              once a second: watchers
+              once a second: watchers; notices to other owners about segments
     sync      ops -> journal, synced if an answer depends on them
               then changes of files that an older journal would need: holes, deleted ledgers
     answer    consumers' entries; one envelope for each worker
@@ -17,16 +17,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import Rows
-from geminga.storage.enforcement.publish_gate import PublishGate
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.durability import Durability
+from geminga.storage.open_topics.publish_gate import PublishGate
+from geminga.storage.open_topics.session import Session
 from geminga.storage.owner.dispatching import Dispatching
-from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.publishing import Publishing
 from geminga.storage.owner.requests import Requests
-from geminga.storage.owner.trimming import Trimming
-from geminga.storage.topics.decisions import Decisions
+from geminga.storage.recurring.recurring import RecurringMessages
+from geminga.storage.scalable.drained import SealedSegments
+from geminga.storage.scalable.notices import Notices
 from geminga.storage.transactions.exchange import Exchange
+from geminga.storage.transactions.peers import Peers
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
+from geminga.storage.upkeep.trimming import Trimming
 
 TICK_MS = 1_000             # between ticks of the watchers
 
@@ -36,12 +42,18 @@ class Pass:
 
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
                  dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: PublishGate,
-                 schedules: DelayedScheduler, exchange: Exchange):
-        """Prepare the first pass.  tick: called once a second, to run the watchers."""
+                 schedules: DelayedScheduler, exchange: Exchange, peers: Peers, segments: SealedSegments,
+                 notices: Notices, recurring: RecurringMessages,
+                 carry_out: Callable[[Session, api.BaseCommand], None]):
+        """Prepare the first pass.
+
+        tick: called once a second, to run the watchers.  carry_out: carries out a command that has waited.
+        """
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching
         self._durability, self._trimming, self._gate, self._schedules = durability, trimming, gate, schedules
-        self._exchange = exchange
+        self._exchange, self._carry_out = exchange, carry_out
+        self._peers, self._segments, self._notices, self._recurring = peers, segments, notices, recurring
         self.next_tick_ms = decisions.now_ms + TICK_MS
 
     def __repr__(self) -> str:
@@ -53,6 +65,7 @@ class Pass:
             self.next_tick_ms = min(self.next_tick_ms, now_ms + TICK_MS)
             self._durability.clock_went_back(now_ms)
             self._dispatching.clock_went_back(now_ms)
+            self._recurring.clock_went_back(now_ms)
         self._decisions.now_ms, self._decisions.began = now_ms, time.perf_counter()
 
     def receive(self, worker: int, sections: Sequence[tuple[int, Rows, memoryview]]) -> None:
@@ -75,6 +88,9 @@ class Pass:
             elif kind == envelope.TRANSACTIONS:      # of another owner
                 self.apply_received_before(set(rows["transaction"].tolist()))
                 self._exchange.receive(rows)
+            elif kind == envelope.NOTICES:           # likewise
+                self.apply_received()
+                self._notices.receive(rows, data)
             else:
                 self.apply_received()
                 self._requests.answer_questions(worker, rows, data)
@@ -101,16 +117,22 @@ class Pass:
         return self.answer()
 
     def decide(self) -> None:
-        """Apply buffered acknowledgements and SENDs; then watchers, transactions, markers of the broker's own, waiting
-        producers and trimming.
+        """Apply buffered acknowledgements and SENDs; then watchers, transactions, schedules, markers of the broker's
+        own, waiting producers and trimming.
         """
         self.apply_received()
         if self._decisions.now_ms >= self.next_tick_ms:
             self.next_tick_ms = self._decisions.now_ms + TICK_MS
             self._tick()
+        if self._segments.sealed:
+            self._segments.look()
+        if self._peers.own_notices:
+            self._notices.settle()
         self._exchange.decide(self._decisions.now_ms)
+        if self._recurring.due_ms <= self._decisions.now_ms:
+            self._recurring.publish_due(self._decisions.now_ms)
         self._publishing.publish_markers()
-        self._gate.look(self._decisions.now_ms)
+        self._gate.look(self._decisions.now_ms, self._carry_out)
         self._trimming.decide()
 
     def sync(self) -> None:
@@ -135,6 +157,7 @@ class Pass:
         """Return the time at which the next pass is due even if nothing arrives, in ms since 1970."""
         due_ms = self._decisions.now_ms
         if not (self._schedules.is_busy or self._decisions.has_actions):
-            due_ms = min(self.next_tick_ms, self._dispatching.due_ms(), self._exchange.due_ms(due_ms))
+            due_ms = min(self.next_tick_ms, self._dispatching.due_ms(), self._exchange.due_ms(due_ms),
+                         self._recurring.due_ms)
         sync_ms = self._durability.due_ms()
         return due_ms if sync_ms is None else min(due_ms, sync_ms)

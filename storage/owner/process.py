@@ -116,16 +116,17 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
     owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
                   lambda partition: owner_of(partition, owners) == index, index=index, owners=owners,
                   has_moved=has_moved)
-    owner.sign_of_life = sign_of_life
+    owner.requests.sign_of_life = sign_of_life
     for text in recovered.damage:
-        owner.report_damage(text)
+        owner.reports.damage(text)
     return owner, recovered.entries
 
 
 def _teller(control: Control, counters: Counters) -> Told:
     """Return a function that reports a recovery's progress and answers the supervisor's pings.
 
-    The supervisor is told, and the admin process reads the counters.  Calls in quick succession do nothing.
+    A report goes to the supervisor as a message, and to the admin process by the counters. Calls within _TELL_SECONDS
+    of a report do nothing.
     """
     due = 0.0
 
@@ -171,7 +172,7 @@ def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Contro
         messages = control.receive() if is_told else []
         _hear_of_owners(owner, links, messages)
         if router in ready:
-            _receive(passes, router, owner.options.pass_bytes_max)
+            _receive(passes, router, owner.options.current.pass_bytes_max)
         for message in messages:
             if "worker_gone" in message:
                 owner.worker_gone(message["worker_gone"])
@@ -208,7 +209,7 @@ def _hear_of_owners(owner: Owner, links: Links, messages: list[dict[str, Any]]) 
     for message in messages:
         if "owner" in message:
             links.connect(*message["owner"])
-            owner.exchange.owner_is_up(message["owner"][0])
+            owner.owner_is_up(message["owner"][0])
         elif "owner_gone" in message:
             links.disconnect(message["owner_gone"])
 

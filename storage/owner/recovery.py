@@ -4,8 +4,9 @@ files.
 The recovery is complete before any client is served.  Applying the same records several times has the same result.  A
 ledger without files was deleted later, unless a record says that it was opened.
 
-The recovery syncs nothing.  The journal's segments are kept instead, and the next checkpoint brings the changes to
-disk.  So the cost of a start after a kill depends on the records in the journal, without a sync for each file.
+The recovery syncs the journal's segments only, before it changes a file.  They are kept, and the next checkpoint brings
+the changes to disk.  So the cost of a start after a kill depends on the records in the journal, without a sync for each
+file.
 
 A record for a file that is corrupt, or of a newer version, ends the recovery with CorruptFile.  The journal stays
 unchanged, and its owner does not start: otherwise data that is only in the journal would be lost.  Corrupt files that
@@ -31,7 +32,7 @@ from geminga.storage.cursors.state_file import State, StateFile
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import checkpoints, journal_reader, ledger_files, ledger_headers
-from geminga.storage.ledgers.checkpoints import Snapshot
+from geminga.storage.ledgers.checkpoints import FileSnapshot
 from geminga.storage.ledgers.journal_reader import Replay, StoredRecord, Told
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import replayed_ops
@@ -142,6 +143,7 @@ class Recovery:
         if self.gone:
             ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
         is_opened = ops["kind"] == format.LEDGER_OPENED
+        # A ledger without files counts as deleted, so all of them are made before any op asks for one.
         replayed_ops.apply(self, ops[is_opened], partial(told, "ledgers"))
         replayed_ops.apply(self, replayed_ops.by_object(ops[~is_opened]), partial(told, "changes"))
 
@@ -162,10 +164,10 @@ class Recovery:
 
     # -- changes that are not on disk
 
-    def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
+    def checkpoint(self) -> tuple[list[Path], list[FileSnapshot]]:
         """Return (files to sync, snapshots to write) that bring all recovered changes to disk."""
         files = [path for written in self._ledgers.values() if written is not None for path in written.files()]
-        snapshots: list[Snapshot] = [
+        snapshots: list[FileSnapshot] = [
             self._files[partition_id].take(state) for partition_id, state in self._states.items()]
         snapshots += [snapshot for partition in self._opened.values() for snapshot in partition.checkpoint()[1]]
         snapshots += [snapshot for table in self.coordinators.values() for snapshot in table.checkpoint()[1]]
@@ -294,6 +296,7 @@ def _put(target: Ledger, entries: _Entries, discarded: Cursor | None) -> int:
         else:
             run.write_but(discarded, target)
         target.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
+    # A ledger that went on after this journal's last record has more entries than were written again.
     if known > target.entries:
         target.entries, target.size = known, known_size
     return len(entries)
@@ -339,15 +342,17 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
     """
     if folder.exists():
         journal_reader.rescue(folder)
-    found = journal_reader.replay(folder, told) if folder.exists() else Replay([], [], set(), 0)
+    found = journal_reader.replay(folder, told) if folder.exists() else Replay([], [], [], 0)
     if not found.records:
         return Recovered(damage=found.damage)
+    # Before their changes are in any file: a power cut could leave such a file, and not the record that explains it.
+    journal_reader.make_sure(found)
     if gone := deleted_in(found.records):
+        # First, because the rows name partitions whose folders the replay removes.
         _delete_rows(data_dir, gone)
     recovery = replay(data_dir, found.records, told)
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
-        journal_reader.make_sure(found)
         # Before the folders are synced, because only the journal, which is retired next, has the deletions.
         recovery.is_durable()
         checkpoints.write_checkpoint(*checkpoints.collect_checkpoint({recovery}))

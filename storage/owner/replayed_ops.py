@@ -174,6 +174,15 @@ def _reset_cursor(target: Target, run: Run) -> None:
         state.cursor(run.subscription_id).move(position, since)
 
 
+def _replace_cursor(target: Target, run: Run) -> None:
+    cursors = target.state(run.partition_id).cursors
+    if (other := cursors.pop(run.ledger_id, None)) is not None:      # None: the state has it already
+        before = cursors.get(run.subscription_id)
+        other.subscription_id, other.since = run.subscription_id, run.fifth
+        other.last_type = before.last_type if before is not None else None
+        cursors[run.subscription_id] = other
+
+
 def _delete_subscription(target: Target, run: Run) -> None:
     state = target.state(run.partition_id)
     state.cursors.pop(run.subscription_id, None)
@@ -270,6 +279,7 @@ _APPLY: dict[int, Callable[[Target, Run], None]] = {
     format.MARK_DELETE: _mark_delete,
     format.ACKNOWLEDGED: _acknowledge,
     format.CURSOR_RESET: _reset_cursor,
+    format.CURSOR_REPLACED: _replace_cursor,
     format.SUBSCRIPTION_DELETED: _delete_subscription,
     format.PART_ACKNOWLEDGED: _acknowledge_parts,
     format.REDELIVERED: _count_redeliveries,

@@ -17,7 +17,8 @@ from geminga.proto import names
 from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import IN_TRANSACTION, IS_CHUNK, IS_MARKER, SEND_ROW, is_encrypted
 from geminga.storage.enforcement.delay_policy import DelayPolicy
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.clients import Producers
+from geminga.storage.open_topics.reports import Reports
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Sends
 from geminga.storage.topics.subscription import Producer
@@ -50,11 +51,11 @@ class Admitted:
 class ReplicatedPublishing:
     """The check of one owner's replicated messages, before they are planned with all others."""
 
-    def __init__(self, owner: OwnerContext, delays: DelayPolicy):
-        self._owner, self._delays = owner, delays
+    def __init__(self, producers: Producers, reports: Reports, delays: DelayPolicy):
+        self._producers, self._reports, self._delays = producers, reports, delays
 
     def __repr__(self) -> str:
-        return f"<ReplicatedPublishing replicators={len(self._owner.replicators)}>"
+        return f"<ReplicatedPublishing replicators={len(self._producers.replicators)}>"
 
     def admit(self, sends: Sends) -> Admitted:
         """Take out of SENDs what is refused to replicators, and what they have sent behind that.
@@ -66,7 +67,7 @@ class ReplicatedPublishing:
             handles = rows["producer"]
             first = handles.item(0)
             distinct = [first] if (handles == first).all() else np.unique(handles).tolist()
-            replicators = [one for handle in distinct if (one := self._owner.replicators.get(handle)) is not None]
+            replicators = [one for handle in distinct if (one := self._producers.replicators.get(handle)) is not None]
             if replicators:
                 rows = self._admit(admitted.refused, worker, rows, data, replicators)
             if len(rows):
@@ -102,7 +103,7 @@ class ReplicatedPublishing:
         assert isinstance(partition, Partition), producer
         is_known = (rows["entry_id"] != 0) & (rows["entry_id"] <= partition.sequences.of(producer.identity).last + 1)
         if is_known.any() and (rows["publish_time"][is_known] > producer.connected_ms + _CLOCKS_APART_MS).any():
-            self._owner.log_once(
+            self._reports.once(
                 f"cluster {producer.source} sends new messages with positions that it has used before, which are taken "
                 "for stored ones and dropped: its storage was made anew, another cluster has its name, or clocks of "
                 "its producers are ahead", code="G543", topic=str(partition.name))

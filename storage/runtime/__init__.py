@@ -1,4 +1,4 @@
-"""Parts of every process of the broker: log, counters, messages to the supervisor, envelopes, routing.
+"""Parts of every process: log, counters, messages to the supervisor, envelopes, routing, and words for people.
 
     log.py          lines with fields and levels, and where they go
     log_lines.py    the newest lines of all processes, in shared memory
@@ -9,6 +9,8 @@
     unix_sockets.py Unix sockets in a data folder: bound, served, connected to
     routing.py      which owner has a partition, and where owners listen
     threads.py      a thread that works beside a block
+    similar_names.py   names that are like a mistyped one
+    units.py        times, sizes and moments as people write them
 
 Imports: `errors.py` and `format.py` of storage, and proto.  Start with `log.py`.
 """

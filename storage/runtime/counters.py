@@ -22,7 +22,7 @@ NAMES: tuple[str, ...] = (
     # topics and their messages, at owners
     "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs",
     "passes", "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_undecrypted",
-    "acks_ignored",
+    "acks_ignored", "messages_filtered", "dead_letters",
     "damage_found", "entries_lost", "entries_expired", "entries_evicted", "entries_duplicate",
     "deduplication_names_evicted",
     # messages and bytes of all topics that count for a rate of the whole broker
@@ -33,7 +33,7 @@ NAMES: tuple[str, ...] = (
     # requests of clients
     "messages_out", "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
     "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "schemas_refused",
-    "commands_refused", "rights_seen", "loads_failed", "system_bytes_in",
+    "commands_refused", "rights_seen", "layout_watches", "namespace_watches", "loads_failed", "system_bytes_in",
     # states and times that alarms look at
     "health", "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",
@@ -42,7 +42,10 @@ NAMES: tuple[str, ...] = (
     # replication to other clusters
     "replication_lanes", "replication_lanes_connected", "replication_unanswered", "replication_links_down",
     "replicated_messages", "replicated_bytes", "replication_filtered", "replication_failures",
-    "snapshots_pending", "snapshots_timed_out",
+    "snapshots_pending", "snapshots_timed_out", "dead_letters_moved", "dead_letter_failures", "dead_letter_lanes",
+    # deleted topics and cleared backlogs that are kept, and schedules, at owners
+    "kept_topics", "kept_backlogs", "kept_bytes",
+    "schedules", "schedules_waiting", "scheduled_published", "scheduled_missed",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication

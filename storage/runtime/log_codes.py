@@ -10,6 +10,7 @@ CODES = {
     "G103": ("disk", "a file could not be written or read for now"),
     "G104": ("disk", "the data folder is gone"),
     "G105": ("disk", "a stop had no time to write everything in place; the next start does the rest"),
+    "G106": ("disk", "a deleted topic or cleared backlog that was kept is given up because the disk is nearly full"),
     "G110": ("sync", "a sync failed: the owner sets the file aside and starts again"),
     "G111": ("sync", "alarm: a sync failed, until an operator has seen to it"),
     "G120": ("damage", "damage was found in the data folder, and repaired where possible"),
@@ -46,6 +47,7 @@ CODES = {
     "G407": ("identity", "HTTP requests for a foreign host name are refused"),
     "G408": ("identity", "clients speak another protocol than the port's, or a PROXY header is malformed"),
     "G409": ("identity", "everybody on the network may use the broker, because authentication is off"),
+    "G410": ("identity", "the keys of an issuer of tokens cannot be fetched, or are fetched again"),
     "G501": ("rates", "a rate throttles producers or consumers"),
     "G510": ("nightly", "alarm: the last night failed, or none has succeeded for two days"),
     "G511": ("nightly", "compaction cannot start"),
@@ -63,4 +65,7 @@ CODES = {
     "G552": ("standby", "a standby is promoted, or this host was superseded by one"),
     "G553": ("standby", "a standby discards what it has, and copies its broker anew"),
     "G554": ("standby", "a broker serves without the answer of its standby"),
+    "G560": ("segments", "alarm: a change of segments, or the deletion of a scalable topic, fails again and again"),
+    "G570": ("schedules", "a schedule cannot publish a message now, and tries again, or it can again"),
+    "G571": ("schedules", "a schedule has missed planned times"),
 }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import mmh3
 
+from geminga.proto import names
 from geminga.proto.names import REMEMBERED_MAX, split_partition
 
 # The version of the rule by which `owner_of` places partitions. Journals are recovered by their partitions' owners, so
@@ -11,6 +12,7 @@ from geminga.proto.names import REMEMBERED_MAX, split_partition
 #   Version 1: the hash of the partition's own name. Of two owners, one had both partitions of half the topics.
 #   Version 2: the rank of owners for the topic, then the partition's number.
 PLACEMENT = 2
+_SEGMENT = f"{names.SEGMENT}://"
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
@@ -24,15 +26,18 @@ def socket_path(run_dir: Path, serial: int) -> str:
 def owner_of(partition: str, owners: int) -> int:
     """Return the index, below `owners`, of the owner process that a partition belongs to.
 
-    Rendezvous hashing of the topic's name ranks the owners, and partitions take them in turn. So every process computes
-    the same answer without asking, no owner has two partitions of a topic more than another one, and of the topics
-    without partitions few move when `owners` changes. A change of this rule has to change PLACEMENT.
+    Rendezvous hashing of the topic's name ranks the owners, and its partitions or segments take them in turn. So every
+    process computes the same answer without asking, no owner has two partitions of a topic more than another one, and
+    of the topics without partitions few move when `owners` changes. A change of this rule has to change PLACEMENT.
     """
     return _remembered(partition, owners) if len(partition) <= REMEMBERED_MAX else _owner_of(partition, owners)
 
 
 def _owner_of(partition: str, owners: int) -> int:
     topic, number = split_partition(partition)
+    if partition.startswith(_SEGMENT):
+        segment = names.parse(partition)
+        topic, number = str(segment.base), segment.segment[0]
     ranked = sorted(range(owners), key=lambda owner: mmh3.hash(topic, owner, signed=False), reverse=True)
     return ranked[max(number, 0) % owners]
 

@@ -246,7 +246,7 @@ def _fits(schema: Schema, value: Any) -> bool:
         case EnumSchema():
             return value in schema.symbols
         case ArraySchema():
-            return isinstance(value, list) and all(_fits(schema.items, one) for one in value)
+            return isinstance(value, list) and all(_fits(schema.items, item) for item in value)
         case MapSchema():
             return isinstance(value, dict) and all(_fits(schema.values, one) for one in value.values())
         case UnionSchema():

@@ -18,16 +18,16 @@ class Unfit(ValueError):
 
 def halves(data: bytes) -> tuple[bytes | None, bytes | None]:
     """Split [size][first][size][second] into both; a size of -1 stands for null.  Raises Unfit."""
-    found: list[bytes | None] = []
-    at = 0
+    parts: list[bytes | None] = []
+    offset = 0
     for _ in range(2):
-        size = int.from_bytes(data[at:at + 4], "big", signed=True)
-        at += 4
-        if at + max(0, size) > len(data) or size < -1:
+        size = int.from_bytes(data[offset:offset + 4], "big", signed=True)
+        offset += 4
+        if offset + max(0, size) > len(data) or size < -1:
             raise Unfit("a pair is cut")
-        found.append(None if size < 0 else data[at:at + size])
-        at += max(0, size)
-    return found[0], found[1]
+        parts.append(None if size < 0 else data[offset:offset + size])
+        offset += max(0, size)
+    return parts[0], parts[1]
 
 
 def _unpacked(layout: str) -> Read:

@@ -14,8 +14,8 @@ import hashlib
 import json
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -24,6 +24,7 @@ from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.schemas import plain_values
 
 if TYPE_CHECKING:      # imported when the first definition of its kind is parsed
     from avro.schema import Schema
@@ -39,31 +40,9 @@ NOT_HASHED = b""
 _SHOWN_MAX = 500              # characters of an obstacle in an error
 T = api.Schema.Type
 # Names of schema types over HTTP and in properties, by their numbers.
-TYPES = (
-    "NONE",
-    "STRING",
-    "JSON",
-    "PROTOBUF",
-    "AVRO",
-    "BOOLEAN",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FLOAT",
-    "DOUBLE",
-    "DATE",
-    "TIME",
-    "TIMESTAMP",
-    "KEY_VALUE",
-    "INSTANT",
-    "LOCAL_DATE",
-    "LOCAL_TIME",
-    "LOCAL_DATE_TIME",
-    "PROTOBUF_NATIVE",
-    "AUTO_CONSUME",
-    "EXTERNAL",
-)
+TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE",
+         "DATE", "TIME", "TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME",
+         "PROTOBUF_NATIVE", "AUTO_CONSUME", "EXTERNAL")
 _AVRO = (T.Avro, T.Json, T.Protobuf)
 _JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "null", "any")      # of JSON Schema
 
@@ -76,7 +55,7 @@ class Definition(NamedTuple):
     properties: dict[str, str]
 
     @property
-    def said(self) -> tuple[bytes, list[str]]:
+    def identity(self) -> tuple[bytes, list[str]]:
         """The bytes, and the types of key and value, which together identify the definition."""
         parts = ("key", "value") if self.kind == T.KeyValue else ()
         return self.data, [self.properties.get(f"{part}.schema.type", "") for part in parts]
@@ -98,7 +77,7 @@ class InvalidSchema(Refusal):
 
 
 def from_wire(schema: api.Schema) -> Definition:
-    return Definition(schema.type, schema.schema_data, {one.key: one.value for one in schema.properties})
+    return Definition(schema.type, schema.schema_data, {pair.key: pair.value for pair in schema.properties})
 
 
 def to_wire(definition: Definition, name: str) -> api.Schema:
@@ -115,14 +94,15 @@ def incompatible(text: str) -> Refusal:
 
 def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
     """Return the schema version numbers of a topic, ascending, without versions before a deletion."""
-    return [version for version, kind, _ in catalogue.schemas.versions(topic.base) if kind is not None]
+    stored = catalogue.schemas.versions(catalogue.topics.whole(topic))
+    return [version for version, kind, _ in stored if kind is not None]
 
 
 def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
     """Return a schema version of a topic, the newest one by default; None if there is none."""
     if version is None:
         version = next(reversed(versions(catalogue, topic)), -1)
-    kept = catalogue.schemas.get(topic.base, version)
+    kept = catalogue.schemas.get(catalogue.topics.whole(topic), version)
     if kept is None:
         return None
     kind, created_ms, properties, data = kept
@@ -134,12 +114,12 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
 def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
     """Return the schema version of a definition if it can be found without parsing, else None."""
     if definition.kind in _AVRO:
-        return catalogue.schemas.version_of(topic.base, definition.kind, definition.data)
+        return catalogue.schemas.version_of(catalogue.topics.whole(topic), definition.kind, definition.data)
     return _with_hash(catalogue, topic, definition.kind, _hash(definition))
 
 
 def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: bytes) -> int | None:
-    for version, kind, other in catalogue.schemas.versions(topic.base):
+    for version, kind, other in catalogue.schemas.versions(catalogue.topics.whole(topic)):
         if kind == wanted:
             if other == NOT_HASHED and (stored := find(catalogue, topic, version)):
                 other = _hash(stored.definition)
@@ -150,11 +130,11 @@ def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: byte
 
 def _hash(definition: Definition) -> bytes:
     """Return a hash that is equal for schema definitions of equal meaning.  Raises InvalidSchema."""
-    said: str | tuple[bytes, list[str]] = definition.said
+    meaning: str | tuple[bytes, list[str]] = definition.identity
     if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
         from geminga.storage.schemas import avro_rules
-        said = avro_rules.meaning(parsed)
-    return hashlib.sha256(repr(said).encode()).digest()
+        meaning = avro_rules.meaning(parsed)
+    return hashlib.sha256(repr(meaning).encode()).digest()
 
 
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
@@ -195,10 +175,10 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
 
     A new, compatible definition is added in the open transaction. Raises Refusal, StorageFull.
     """
-    began = time.perf_counter()
+    began, whole = time.perf_counter(), catalogue.topics.whole(topic)
     while True:
         # an owner adds the first version, and has no time to parse it
-        there, hashed = catalogue.schemas.versions(topic.base), NOT_HASHED
+        there, hashed = catalogue.schemas.versions(whole), NOT_HASHED
         is_first = all(kind is None for _, kind, _ in there)
         if not is_first:
             version, hashed = _same(catalogue, topic, definition)
@@ -208,10 +188,10 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
             raise incompatible("Schema not found and schema auto updating is disabled.")
         if not is_first:
             check(catalogue, topic, definition, policies.schema_strategy, counters)
-            if catalogue.schemas.total_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
+            if catalogue.schemas.total_bytes(whole) + len(definition.data) > ALL_SIZE_MAX:
                 raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
         version = there[-1][0] + 1 if there else 0
-        if catalogue.schemas.add(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
+        if catalogue.schemas.add(whole, version, definition.kind, hashed, definition.properties, definition.data):
             counters.observe("schema_put", time.perf_counter() - began)
             # else another process was quicker, and its version is known by now; the transaction keeps others out from
             # here on
@@ -257,7 +237,8 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
                    f"new schema type {TYPES[definition.kind]}"
         if strategy == ALWAYS_INCOMPATIBLE:
             return "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
-        if other.said != definition.said and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+        direction = strategy.removesuffix(_TRANSITIVE)
+        if other.identity != definition.identity and (text := obstacle(definition, other, direction)):
             return f"Incompatible schema: by strategy {strategy} with version {number}: {text}"
     return ""
 
@@ -309,91 +290,11 @@ def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, str
     return text
 
 
-# -- admitting clients to a topic
-
-class _Owner(Protocol):
-    @property
-    def catalogue(self) -> Catalogue: ...
-    @property
-    def counters(self) -> Counters: ...
-
-
-class _Ledger(Protocol):
-    @property
-    def entries(self) -> int: ...
-
-
-class _Producers(Protocol):
-    @property
-    def live(self) -> Collection[Any]: ...
-
-
-class _Consumer(Protocol):
-    @property
-    def takes_any_schema(self) -> bool: ...
-
-
-class _Subscription(Protocol):
-    @property
-    def consumers(self) -> Iterable[_Consumer]: ...
-
-
-class Topic(Protocol):
-    """The properties of a topic, persistent or not, that schema admission needs."""
-
-    @property
-    def name(self) -> TopicName: ...
-    @property
-    def policies(self) -> Policies: ...
-    @property
-    def is_persistent(self) -> bool: ...
-    @property
-    def ledgers(self) -> Iterable[_Ledger]: ...
-    @property
-    def entries_in(self) -> int: ...
-    @property
-    def producers(self) -> _Producers: ...
-    @property
-    def attached(self) -> Iterable[_Subscription]: ...
-
-
-def admit_producer(owner: _Owner, topic: Topic, schema: api.Schema | None) -> bytes:
-    """Return the schema version for a producer, in the protocol's bytes; b"" for a producer without a schema.
-
-    The producer's schema is added if it is new and compatible. Raises Refusal, StorageFull.
-    """
-    if schema is not None:
-        return version_bytes(register(owner.catalogue, topic.name, from_wire(schema), topic.policies, owner.counters))
-    check_missing(owner.catalogue, topic.name, topic.policies)
-    return b""
-
-
 def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) -> None:
     """Check that a producer without a schema may publish to the topic.  Raises Refusal."""
     if policies.schema_enforced and versions(catalogue, topic):
         raise incompatible("Producers cannot connect or send message without a schema to topics with a schema "
                            "when SchemaValidationEnforced is enabled")
-
-
-def admit_consumer(owner: _Owner, topic: Topic, schema: api.Schema) -> None:
-    """Check a consumer's schema, and add it if the topic is empty and has no schema.  Raises Refusal, StorageFull."""
-    if schema.type == T.AutoConsume:
-        return
-    definition = from_wire(schema)
-    if versions(owner.catalogue, topic.name):
-        check_consumer(owner.catalogue, topic.name, definition, topic.policies.schema_strategy, owner.counters)
-    elif _is_unused(topic):
-        register(owner.catalogue, topic.name, definition, topic.policies, owner.counters)
-    else:
-        raise incompatible("Failed to add schema to an active topic with empty(BYTES) schema: "
-                           f"new schema type {TYPES[definition.kind]}")
-
-
-def _is_unused(topic: Topic) -> bool:
-    """Whether the topic has no messages, no producers, and only consumers that take any schema."""
-    is_empty = not any(ledger.entries for ledger in topic.ledgers) if topic.is_persistent else not topic.entries_in
-    return is_empty and not topic.producers.live and all(
-        consumer.takes_any_schema for subscription in topic.attached for consumer in subscription.consumers)
 
 
 def version_bytes(version: int) -> bytes:
@@ -470,21 +371,16 @@ def _native_root(definition: Definition) -> "Descriptor":
 
 def parts(definition: Definition) -> tuple[Definition, Definition]:
     """Return the key's and the value's definition in a KEY_VALUE definition.  Raises InvalidSchema."""
-    pieces, rest = [], definition.data
-    for _ in range(2):
-        size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)
-        if len(rest) < 4 + max(0, size):
-            raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: "
-                                "a size, the key's, a size, the value's")
-        pieces.append(rest[4:4 + max(0, size)])
-        rest = rest[4 + max(0, size):]
-    key, value = pieces
-    return _part(definition, "key", key), _part(definition, "value", value)
+    try:
+        key, value = plain_values.halves(definition.data)
+    except plain_values.Unfit:
+        raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: "
+                            "a size, the key's, a size, the value's") from None
+    return _part(definition, "key", key or b""), _part(definition, "value", value or b"")
 
 
 def _part(definition: Definition, name: str, data: bytes) -> Definition:
-    said = definition.properties.get(f"{name}.schema.type", "BYTES")
-    kind = kind_of(said)
+    kind = kind_of(definition.properties.get(f"{name}.schema.type", "BYTES"))
     if kind == T.KeyValue:
         raise InvalidSchema("A key or a value of type KEY_VALUE is not possible")
     return Definition(kind, data, {})

@@ -64,20 +64,25 @@ class Applier:
             records += block.records
             size += len(block.data)
         if records:
+            # The deletion is on disk before it is applied: a promotion that met the partition in the catalogue, and its
+            # folder gone, would begin the topic anew.
             self._note_deleted(recovery.deleted_in(records))
             replayed = recovery.replay(self._data_dir, records)
             replayed.is_durable()
             checkpoints.write_checkpoint(*checkpoints.collect_checkpoint({replayed}), disk=self._disk)
         for sequence, path in journal_reader.by_age(folder):
-            if sequence < tail.place.sequence:      # oldest first, or a start would bring back what was acknowledged
+            # Oldest first.  A kill that left an older segment behind a gap would have the next start replay that one
+            # alone, and bring back entries that later records acknowledge.
+            if sequence < tail.place.sequence:
                 path.unlink()
         return bool(records)
 
     def _note_deleted(self, gone: set[int]) -> None:
         if gone:
             now = time.time()
-            known = {number: at for number, at in _noted(self._data_dir).items() if at > now - _NOTED_SECONDS}
-            write_anew(self._data_dir / DELETED, json.dumps(known | {str(number): now for number in gone}).encode())
+            recent = {number: time_s for number, time_s in _noted(self._data_dir).items()
+                      if time_s > now - _NOTED_SECONDS}
+            write_anew(self._data_dir / DELETED, json.dumps(recent | {str(number): now for number in gone}).encode())
 
 
 def _noted(data_dir: Path) -> dict[str, float]:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,15 @@ from geminga.storage.ledgers import compacted_ledgers, journal_reader
 from geminga.storage.ledgers.journal_segments import header_of_segment
 from geminga.storage.owner.recovery import journal_folder, settle
 from geminga.storage.standby import applying, frames, standing
-from geminga.storage.standby.frames import Frame, Malformed
-from geminga.storage.standby.journal_tail import JournalTail, Overtaken, Place, beginning
+from geminga.storage.standby.frames import Frame, Held, Malformed
+from geminga.storage.standby.journal_tail import (
+    JournalPlace,
+    JournalPlaceFields,
+    JournalTail,
+    Overtaken,
+    beginning,
+    behind,
+)
 from geminga.storage.standby.standing import Standing
 
 _CATALOGUE, _JOURNAL = "catalogue.sqlite", "journal"
@@ -33,11 +40,12 @@ _PATH = re.compile(rf"partitions/\d{{1,20}}/({_NAME}|compacted/\d{{1,20}}\.new/{
                    r"|transactions/\d{1,3}/table")
 
 
+@dataclass(slots=True)
 class _Segment:
     """The segment that is being written for one owner."""
 
-    def __init__(self, fd: int, place: Place):
-        self.fd, self.place = fd, place
+    fd: int
+    place: JournalPlace
 
 
 class Copy:
@@ -66,8 +74,8 @@ class Copy:
 
     # -- what the copy has
 
-    def held(self) -> dict[str, Any]:
-        """Return the fields of HELLO that say what the copy has, nothing if it is not complete.
+    def held(self) -> Held:
+        """Return what the copy has, nothing if it is not complete.
 
         Bytes behind the last whole record of each journal are cut off.  Raises OSError, CorruptFile.
         """
@@ -83,7 +91,7 @@ class Copy:
             with contextlib.suppress(FileNotFoundError):
                 amended[folder.name] = format.amended_path(folder).stat().st_size
         return {"identity": standing.read(self.data_dir).identity, "views": views, "amended": amended,
-                "places": {str(owner): asdict(segment.place) for owner, segment in self._segments.items()}}
+                "places": {str(owner): segment.place.fields() for owner, segment in self._segments.items()}}
 
     def _reopen(self, owner: int) -> None:
         """Find the end of an owner's journal, and open its newest segment there."""
@@ -128,7 +136,7 @@ class Copy:
         fields = frame.fields
         try:
             if frame.kind == frames.RECORDS:
-                self.put_records(int(fields["owner"]), Place(**fields["place"]), frame.data)
+                self.put_records(int(fields["owner"]), JournalPlace(**fields["place"]), frame.data)
             elif frame.kind == frames.CATALOGUE:
                 self.put_catalogue(int(fields["size"]), [int(number) for number in fields["pages"]], frame.data)
             elif frame.kind == frames.FILE:
@@ -181,16 +189,17 @@ class Copy:
         if len(data) != len(pages) * frames.PAGE or max(pages, default=0) * frames.PAGE >= max(size, 1):
             raise Malformed("the catalogue's pages are not those that were announced")
         image = self._image[:size].ljust(size, b"\0")
-        for at, number in enumerate(pages):
-            image[number * frames.PAGE:(number + 1) * frames.PAGE] = data[at * frames.PAGE:(at + 1) * frames.PAGE]
-        # Of a promotion that was interrupted; SQLite would apply them to the new file.
+        for index, number in enumerate(pages):
+            image[number * frames.PAGE:(number + 1) * frames.PAGE] = data[index * frames.PAGE:(index + 1) * frames.PAGE]
+        # A promotion that was interrupted may have left a log: SQLite would apply its pages to the new file, and the
+        # catalogue would be neither the old one nor the new one.
         for suffix in ("-wal", "-shm"):
             (self.data_dir / f"{_CATALOGUE}{suffix}").unlink(missing_ok=True)
         write_anew(self.data_dir / _CATALOGUE, bytes(image))
         sync(self.data_dir, os.fsync)
         self._image = image
 
-    def put_records(self, owner: int, begin: Place, data: memoryview) -> None:
+    def put_records(self, owner: int, begin: JournalPlace, data: memoryview) -> None:
         """Append records to an owner's journal.  Raises Malformed, OSError."""
         records, size = journal_reader.whole_records(data, begin.sequence, begin.number)
         if size != len(data):
@@ -203,11 +212,10 @@ class Copy:
         if not records:      # the place at which the journal begins, so that the copy knows it
             return
         write_all(segment.fd, data, begin.at)
-        last = bytes(data[size - _last_size(data, begin):])[:format.HEADER_SIZE].hex()
-        segment.place = Place(begin.sequence, begin.at + size, begin.first, begin.number + len(records), last)
+        segment.place = behind(begin, data, len(records))
         self._unsynced.add(owner)
 
-    def _begin_segment(self, owner: int, before: _Segment | None, begin: Place) -> _Segment:
+    def _begin_segment(self, owner: int, before: _Segment | None, begin: JournalPlace) -> _Segment:
         gap = 1 if before is None else begin.sequence - before.place.sequence
         follows = before is None or before.place.number == begin.number
         if not follows or begin.at != format.HEADER_SIZE or not 0 < gap < _GAP_MAX:
@@ -219,7 +227,9 @@ class Copy:
         for sequence in range(begin.sequence - gap + 1, begin.sequence + 1):
             fd = os.open(folder / f"{sequence}.journal", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             write_all(fd, header_of_segment(sequence, first_record=begin.first), 0)
-            if before is not None:      # a start would read the new segment only behind the whole one before
+            if before is not None:
+                # The segment before goes to the disk first: after a power cut that lost its end but not the new
+                # segment, a start would see a gap in the chain, and drop records that were acknowledged as copied.
                 os.fdatasync(before.fd)
                 os.close(before.fd)
             before = self._segments[owner] = _Segment(fd, replace(begin, sequence=sequence))
@@ -243,15 +253,6 @@ class Copy:
         return {owner: segment.place.number - 1 for owner, segment in self._segments.items()}
 
 
-def _last_size(data: memoryview, begin: Place) -> int:
-    """Return the size in bytes of the last of whole records."""
-    at, size, number = 0, 0, begin.number
-    while at < len(data):
-        size = journal_reader.record_size(data[at:], begin.sequence, number)
-        at, number = at + size, number + 1
-    return size
-
-
 def promote(data_dir: Path) -> None:
     """Make a complete copy a folder that is served from now on: a start recovers it as after a crash.
 
@@ -267,18 +268,20 @@ def promote(data_dir: Path) -> None:
             catalogue.partitions.delete(partition_id)
         catalogue.ids.mark_restored()
         catalogue.commit()
-        stored = {partition_id for partition_id, _ in catalogue.partitions.all()}
+        stored = catalogue.partitions.ids()
+    for partition_id in stored:      # the records that would make a folder may not have come
+        format.partition_folder(data_dir, partition_id).mkdir(parents=True, exist_ok=True)
     for folder in (data_dir / "partitions").glob("*"):
         if folder.name.isdigit() and int(folder.name) not in stored:      # deleted just before
             shutil.rmtree(folder)
     (data_dir / applying.DELETED).unlink(missing_ok=True)
-    with contextlib.closing(Copy(data_dir)) as found:
-        places = found.held()["places"]
+    with contextlib.closing(Copy(data_dir)) as copy:
+        places = copy.held()["places"]
     standing.write(data_dir, standing.read(data_dir).promoted(places))
     data_folder.complete(data_dir)
 
 
-def lacking(data_dir: Path, places: dict[str, Any]) -> int | None:
+def lacking(data_dir: Path, places: dict[str, JournalPlaceFields]) -> int | None:
     """Return how many entries the journals of a folder have behind places, None if that cannot be told.
 
     places: of each owner, as a promoted standby has them: it never got these entries.
@@ -286,7 +289,7 @@ def lacking(data_dir: Path, places: dict[str, Any]) -> int | None:
     entries = 0
     try:
         for owner, fields in places.items():
-            tail = JournalTail(journal_folder(data_dir, int(owner)), Place(**fields))
+            tail = JournalTail(journal_folder(data_dir, int(owner)), JournalPlace(**fields))
             with contextlib.closing(tail):
                 tail.check()
                 while (block := tail.read()) is not None:

@@ -8,19 +8,18 @@ do not fall behind.
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from geminga.storage import format
 from geminga.storage.catalogue import layout
 from geminga.storage.owner.recovery import journal_folder
 from geminga.storage.standby import frames, sources
-from geminga.storage.standby.journal_tail import Block, JournalTail, Overtaken, Place, beginning
+from geminga.storage.standby.frames import Held
+from geminga.storage.standby.journal_tail import Block, JournalPlace, JournalTail, Overtaken, beginning
 from geminga.storage.standby.sources import CataloguePages, Extras, Pieces
 
 FORMATS = [format.FOLDER_VERSION, layout.VERSION]      # of the data folder, and of the catalogue
 _ROUND_BYTES = 8 << 20           # of each tail, in one round
 _BASE_BYTES = 4 << 20            # of a base, between two rounds
-_POSITION = "sequence", "at", "first", "number", "last"
 
 
 class Feed:
@@ -41,25 +40,24 @@ class Feed:
         return f"<Feed {self._data_dir} is_copying={self.is_copying} mark={self.mark} tails={self._tails}>"
 
     def close(self) -> None:
-        for tail in self._tails:
-            tail.close()
+        self._close_tails()
         self._catalogue.close()
 
-    def resume(self, held: dict[str, Any]) -> None:
+    def resume(self, held: Held) -> None:
         """Continue where the copy of a standby ends.  Raises Overtaken if that is not possible, OSError."""
         places = held["places"]
         if set(places) != {str(owner) for owner in range(self._owners)}:
             raise Overtaken("the number of owners has changed")
         for owner in range(self._owners):
-            tail = JournalTail(journal_folder(self._data_dir, owner), Place(**places[str(owner)]))
+            tail = JournalTail(journal_folder(self._data_dir, owner), JournalPlace(**places[str(owner)]))
             self._tails.append(tail)
             tail.check()
         self._extras = Extras(self._data_dir, _numbers(held["views"]), _numbers(held["amended"]))
-        self._base = (pieces for pieces in self._all_extras())
+        self._base = self._all_extras()
 
     def begin(self) -> None:
         """Begin with a base.  Raises Overtaken while an owner's journal is not there, OSError."""
-        self.close_tails()
+        self._close_tails()
         self.is_copying, self.total = True, sources.size_of(self._data_dir)
         for owner in range(self._owners):
             folder = journal_folder(self._data_dir, owner)
@@ -69,7 +67,7 @@ class Feed:
             self._send_records(owner, Block(place, place, b"", []))
         self._base = itertools.chain(sources.base(self._data_dir), self._all_extras())
 
-    def close_tails(self) -> None:
+    def _close_tails(self) -> None:
         for tail in self._tails:
             tail.close()
         self._tails.clear()
@@ -92,11 +90,15 @@ class Feed:
                 size += len(block.data)
             is_all &= size < _ROUND_BYTES
         if not self.is_copying:
-            for partition_id in _looked_at(block for _, block in blocks):
+            # A compacted view goes before the records that delete ledgers under it: messages may be in the view alone,
+            # and a standby promoted between the two would have lost them.
+            for partition_id in _with_deletions(block for _, block in blocks):
                 for pieces in self._extras.of(partition_id):
                     self._send(pieces)
             for pieces in self._extras.look():
                 self._send(pieces)
+        # The journals were read before the catalogue is, and are sent behind it: records never name a partition or a
+        # subscription that the standby's catalogue lacks.
         if self._catalogue.changed():
             self._send(self._catalogue.take())
         for owner, block in blocks:
@@ -124,18 +126,13 @@ class Feed:
             self.done += len(pieces[1])
 
     def _send_records(self, owner: int, block: Block) -> None:
-        place = {name: getattr(block.begin, name) for name in _POSITION}
-        self._send(frames.encode(frames.RECORDS, block.data, owner=owner, place=place))
+        self._send(frames.encode(frames.RECORDS, block.data, owner=owner, place=block.begin.fields()))
 
 
-def _looked_at(blocks: Iterator[Block]) -> set[int]:
-    """Return the ids of partitions whose views have to be sent before these records, which delete ledgers."""
-    found: set[int] = set()
-    for block in blocks:
-        for record in block.records:
-            if len(record.ops):
-                found.update(record.ops["partition_id"][record.ops["kind"] == format.LEDGER_DELETED].tolist())
-    return found
+def _with_deletions(blocks: Iterator[Block]) -> set[int]:
+    """Return the ids of partitions of which these records delete ledgers."""
+    return {partition_id for block in blocks for record in block.records if len(record.ops)
+            for partition_id in record.ops["partition_id"][record.ops["kind"] == format.LEDGER_DELETED].tolist()}
 
 
 def _numbers(by_partition: dict[str, int]) -> dict[int, int]:

@@ -27,9 +27,11 @@ Numbers are little-endian.
 """
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from crc32c import crc32c
+
+from geminga.storage.standby.journal_tail import JournalPlaceFields
 
 VERSION = 2      # since 2, both programs place partitions by version 2 of routing.PLACEMENT
 HELLO, ACK, TAKE_OVER, REFUSED, WELCOME, FILE, VIEW, CATALOGUE, RECORDS, MARK, END = range(1, 12)
@@ -38,6 +40,15 @@ _MAGIC = 0x44454547              # "GEED"
 _HEADER = struct.Struct("<5I")
 _CHECKED = struct.Struct("<3I")
 _JSON_MAX, _DATA_MAX = 64 << 20, 1 << 30
+
+
+class Held(TypedDict):
+    """Fields of HELLO: what the copy of a standby has.  Keys are owners, or ids of partitions."""
+
+    identity: str                        # of the history that is copied, "" for none
+    places: dict[str, JournalPlaceFields]       # ends of journals
+    views: dict[str, int]                # numbers of compacted views
+    amended: dict[str, int]              # bytes of files with amendments
 
 
 class Malformed(Exception):

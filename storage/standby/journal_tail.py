@@ -11,6 +11,7 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -25,8 +26,18 @@ class Overtaken(Exception):
     """Exception for a journal that does not continue at the reader's place: records were missed, or never were."""
 
 
+class JournalPlaceFields(TypedDict):
+    """A JournalPlace as JSON."""
+
+    sequence: int
+    at: int
+    first: int
+    number: int
+    last: str
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
+class JournalPlace:
     """A place between two records of a journal."""
 
     sequence: int            # of the segment
@@ -35,18 +46,22 @@ class Place:
     number: int              # number of the next record
     last: str = ""           # hexadecimal; the header of the record before in this segment, "" if it has none
 
+    def fields(self) -> JournalPlaceFields:
+        """Return the place as frames and the file `standby` have it."""
+        return {"sequence": self.sequence, "at": self.at, "first": self.first, "number": self.number, "last": self.last}
+
 
 @dataclass(slots=True)
 class Block:
     """Whole records of one segment."""
 
-    begin: Place
-    end: Place
+    begin: JournalPlace
+    end: JournalPlace
     data: bytes = field(repr=False)
     records: list[StoredRecord] = field(repr=False)
 
 
-def beginning(folder: Path) -> Place | None:
+def beginning(folder: Path) -> JournalPlace | None:
     """Return the begin of the oldest record that a start would replay.
 
     None for a journal that nobody writes: it has no segment, or the newest is retired.  Raises OSError, CorruptFile.
@@ -58,13 +73,13 @@ def beginning(folder: Path) -> Place | None:
     while sequence - 1 in heads and not heads[sequence - 1][1]["is_retired"]:
         sequence -= 1
     first = int(heads[sequence][1]["first_record"])
-    return Place(sequence, format.HEADER_SIZE, first, first)
+    return JournalPlace(sequence, format.HEADER_SIZE, first, first)
 
 
 class JournalTail:
     """A reader of one journal, from a place on."""
 
-    def __init__(self, folder: Path, place: Place):
+    def __init__(self, folder: Path, place: JournalPlace):
         self.folder, self.place = folder, place
         self._fd = -1
 
@@ -82,14 +97,14 @@ class JournalTail:
         A journal that lost its end in a power cut, or that belongs to another copy of the data folder, does not.
         Raises OSError, CorruptFile.
         """
-        found = journal_reader.heads(self.folder).get(self.place.sequence)
-        if self.place.last and found is not None:
+        head = journal_reader.heads(self.folder).get(self.place.sequence)
+        if self.place.last and head is not None:
             size = journal_reader.record_size(memoryview(bytes.fromhex(self.place.last)), self.place.sequence,
                                               self.place.number - 1)
-            if _pread(found[0], format.HEADER_SIZE, self.place.at - size).hex() != self.place.last:
+            if _pread(head[0], format.HEADER_SIZE, self.place.at - size).hex() != self.place.last:
                 raise Overtaken(f"{self.folder}: record {self.place.number - 1} is another one than the copy has")
         with contextlib.closing(JournalTail(self.folder, self.place)) as probe:
-            if probe.read() is None and probe.place.sequence == self.place.sequence and found is None:
+            if probe.read() is None and probe.place.sequence == self.place.sequence and head is None:
                 raise Overtaken(f"{self.folder}: segment {self.place.sequence} is gone")
 
     def read(self) -> Block | None:
@@ -119,18 +134,16 @@ class JournalTail:
         records, size = journal_reader.whole_records(raw, place.sequence, place.number)
         if not records:
             return None
-        *_, last = _sizes(raw[:size])
-        self.place = Place(place.sequence, place.at + size, place.first, place.number + len(records),
-                           bytes(raw[last:last + format.HEADER_SIZE]).hex())
+        self.place = behind(place, raw[:size], len(records))
         return Block(place, self.place, bytes(raw[:size]), records)
 
     def _open(self) -> bool:
         """Open the file of this segment, if there is one."""
-        found = journal_reader.heads(self.folder).get(self.place.sequence)
-        if found is None:
+        head = journal_reader.heads(self.folder).get(self.place.sequence)
+        if head is None:
             return False
         try:
-            self._fd = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(head[0], os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         return True
@@ -155,7 +168,7 @@ class JournalTail:
 
     def _go_to(self, path: Path, sequence: int, first: int) -> None:
         self.close()
-        self.place = Place(sequence, format.HEADER_SIZE, first, first)
+        self.place = JournalPlace(sequence, format.HEADER_SIZE, first, first)
         self._open()
 
 
@@ -168,18 +181,16 @@ def _first_record(path: Path, sequence: int) -> int:
     return int(head["number"]) if (head["magic"], head["segment"]) == (format.RECORD_MAGIC, sequence) else 0
 
 
-def _sizes(raw: memoryview) -> list[int]:
-    """Return the offsets of whole records."""
-    offsets, at = [], 0
-    while at < len(raw):
-        offsets.append(at)
-        at += format.HEADER_SIZE + int(np.frombuffer(raw, format.RECORD_HEADER, 1, at)["size"][0])
-    return offsets
+def behind(place: JournalPlace, raw: memoryview, count: int) -> JournalPlace:
+    """Return the place behind `count` whole records, whose bytes these are."""
+    last = offset = 0
+    while offset < len(raw):
+        last = offset
+        offset += format.HEADER_SIZE + int(np.frombuffer(raw, format.RECORD_HEADER, 1, offset)["size"][0])
+    return JournalPlace(place.sequence, place.at + len(raw), place.first, place.number + count,
+                 bytes(raw[last:last + format.HEADER_SIZE]).hex())
 
 
-def _pread(path: Path, size: int, at: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, size, at)
-    finally:
-        os.close(fd)
+def _pread(path: Path, size: int, offset: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, offset)

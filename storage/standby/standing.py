@@ -16,9 +16,9 @@ import os
 import secrets
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from geminga.storage.disk.files import sync, write_anew
+from geminga.storage.standby.journal_tail import JournalPlaceFields
 
 NAME = "standby"
 _TAKEN_MAX = 100           # promotions that are remembered
@@ -43,9 +43,9 @@ class Standing:
     following: str = ""
     attached: Peer = field(default_factory=Peer)
     superseded: Peer = field(default_factory=Peer)
-    places: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, JournalPlaceFields] = field(default_factory=dict)
 
-    def promoted(self, places: dict[str, Any]) -> "Standing":
+    def promoted(self, places: dict[str, JournalPlaceFields]) -> "Standing":
         """Return the standing of a copy that serves from now on: a new history, which continues the copied one."""
         return Standing(secrets.token_hex(8), (*self.took_over, self.identity)[-_TAKEN_MAX:], places=places)
 

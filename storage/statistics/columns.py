@@ -11,7 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from geminga.proto.job_properties import PRIORITIES
 from geminga.storage import format
+from geminga.storage.dispatch.by_priority import ByPriority
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.non_persistent import NonPersistentTopic
@@ -90,15 +92,15 @@ def producer_counts(producer: Producer) -> Counts:
 
 def ordinary_producers(topic: Topic) -> list[Producer]:
     """Return a topic's connected producers without replicators."""
-    return [one for one in topic.producers.live.values() if one.source is None]
+    return [producer for producer in topic.producers.live.values() if producer.source is None]
 
 
 def replicators(topic: Topic) -> dict[str, list[Producer]]:
     """Return a topic's connected replicators, {cluster that they come from: replicators}."""
     by_source: dict[str, list[Producer]] = {}
-    for one in topic.producers.live.values():
-        if one.source is not None:
-            by_source.setdefault(one.source, []).append(one)
+    for producer in topic.producers.live.values():
+        if producer.source is not None:
+            by_source.setdefault(producer.source, []).append(producer)
     return by_source
 
 
@@ -128,15 +130,18 @@ TOPIC_COLUMNS = (
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
 )
+# Whether a subscription delivers by priority to consumers, and the entries of each priority that wait there.
+BY_PRIORITY = ("by_priority", *(f"waiting_{priority}" for priority in range(PRIORITIES)))
 SUBSCRIPTION_COLUMNS = (
     "messages_out", "bytes_out", "expired",
     "rate_out", "throughput_out", "rate_redeliver", "rate_acknowledged", "rate_expired", "rate_dropped",
     "backlog", "backlog_messages", "backlog_bytes", "backlog_since_ms", "delayed", "in_replay", "unacknowledged",
     "is_blocked", "consumers", "delayed_memory", "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms",
-    "kind", "transactions_committed", "transactions_aborted", *THROTTLED,
+    "kind", "transactions_committed", "transactions_aborted", *THROTTLED, *BY_PRIORITY,
 )
 _BACKLOG, _MESSAGES, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "backlog_messages", "consumers"))
 _NO_DISTRIBUTION = Distribution()
+_NOT_BY_PRIORITY = (0,) * len(BY_PRIORITY)
 
 
 def topic_row(topic: Topic, under: list[Row]) -> Row:
@@ -187,7 +192,7 @@ def subscription_row(subscription: Subscription) -> Row:
             backlog, messages, size, since_ms, later, to_redeliver(subscription), unacknowledged(subscription),
             is_blocked(subscription), len(subscription.consumers), delayed_memory(subscription, later), acked,
             consumed, flow, subscription.advanced_ms, subscription.expired_ms, kind_of(subscription),
-            *subscription.transactions_ended, *throttled(subscription))
+            *subscription.transactions_ended, *throttled(subscription), *by_priority(subscription))
 
 
 # -- single numbers, for rows and for the answers of admin/
@@ -290,6 +295,12 @@ def to_redeliver(subscription: Subscription) -> int:
     """Return the number of a subscription's entries that wait for redelivery."""
     dispatcher = subscription.dispatcher
     return dispatcher.pending.to_redeliver if isinstance(dispatcher, Shared) else 0
+
+
+def by_priority(subscription: Subscription) -> tuple[int, ...]:
+    """Return the columns BY_PRIORITY of a subscription's row."""
+    dispatcher = subscription.dispatcher
+    return (1, *dispatcher.pending.counts) if isinstance(dispatcher, ByPriority) else _NOT_BY_PRIORITY
 
 
 def unacknowledged(subscription: Subscription) -> int:

@@ -112,7 +112,7 @@ def _seconds(period: _Period, now_ms: int) -> float:
 def _end(period: _Period, topic: Topic, now_ms: int) -> bool:
     """End a topic's period, and begin the next one.  Returns whether any rate is above 0."""
     seconds, counts = _seconds(period, now_ms), topic_counts(topic)
-    subscriptions = {one: subscription_counts(one) for one in topic.subscriptions.values()}
+    subscriptions = {subscription: subscription_counts(subscription) for subscription in topic.subscriptions.values()}
     period.topic_rates = _of_topic(counts, period.topic, seconds)
     period.subscription_rates = {one: _of_subscription(now, period.subscriptions.get(one), seconds)
                                  for one, now in subscriptions.items()}
@@ -131,4 +131,4 @@ def _of_subscription(now: Counts, before: Counts | None, seconds: float) -> Rate
 
 
 def _rates(now: Counts, before: Counts, seconds: float) -> Rates:
-    return tuple([max(0, one - other) / seconds for one, other in zip(now, before, strict=True)])
+    return tuple([max(0, count - earlier) / seconds for count, earlier in zip(now, before, strict=True)])

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from geminga.proto.envelope import RAW
 from geminga.proto.sends import IS_CHUNK, Columns
 from geminga.storage.errors import CorruptFile
+from geminga.storage.open_topics.clients import Producers
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import TopicWatcher
 from geminga.storage.statistics.columns import (
     LATENCIES_MS,
     SIZE_BOUNDS,
@@ -43,18 +47,17 @@ from geminga.storage.statistics.columns import (
     topic_row,
 )
 from geminga.storage.statistics.recent import RecentRates
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Group, Plan
 from geminga.storage.topics.subscription import Consumer, Producer, Subscription
 from geminga.storage.topics.subscription import Topic as AnyTopic
-from geminga.storage.topics.watcher import TopicWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from geminga.proto.names import TopicName
 
+ScalableFigures = dict[str, Any]      # see `topic_figures.measure`
 SUBSCRIPTIONS_EACH = 10      # rows of subscriptions for each topic with a row of its own, on average
 _SLICE_SECONDS = 0.005       # spent in one pass on computing rows again
 
@@ -99,13 +102,14 @@ class _Known:
 class Statistics(TopicWatcher):
     """Statistics of all topics, subscriptions, consumers and producers that are open at one owner."""
 
-    def __init__(self, owner: OwnerContext, window_s: int):
-        self._owner = owner
-        self.recent = RecentRates(owner.now_ms)
+    def __init__(self, decisions: Decisions, producers: Producers, topics: TopicTable, window_s: int):
+        self._decisions, self._producers, self._open = decisions, producers, topics
+        self.recent = RecentRates(decisions.now_ms)
         self._waiting: dict[Topic, None] = {}               # topics changed since the current measurement began
         self._stale: dict[Topic, None] = {}                 # topics whose rows this measurement has yet to compute
+        self._straddled = 0      # entries of several entry buckets, in topics that were closed
         self._begin(window_s)
-        self._second = owner.now_ms // 1000                 # the second for which windows ended last
+        self._second = decisions.now_ms // 1000                 # the second for which windows ended last
         self._known: dict[Topic, _Known] = {}               # topics with rows in the tables
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
         self._cursors = _Table(SUBSCRIPTION_COLUMNS)        # of replication
@@ -119,7 +123,7 @@ class Statistics(TopicWatcher):
         """Begin the statistics windows of all topics, which end at different seconds to spread the work."""
         self._window_s = window_s
         self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
-        self._since_ms = [self._owner.now_ms] * window_s
+        self._since_ms = [self._decisions.now_ms] * window_s
 
     def configure(self, window_s: int) -> None:
         """Set the length of statistics windows.  Open windows end."""
@@ -131,10 +135,10 @@ class Statistics(TopicWatcher):
         for moved, began_ms in zip(before, since_ms, strict=True):
             for topic in moved:
                 # A window that began in this pass has nothing to show yet: the rates stay those of the one before.
-                length_ms = self._owner.now_ms - began_ms
+                length_ms = self._decisions.now_ms - began_ms
                 if self._is_open(topic) and (length_ms <= 0 or self._end_window(topic, length_ms / 1000)):
                     # else its rates would not end with the next window
-                    self._owner.changed[topic] = None
+                    self._decisions.changed[topic] = None
 
     # -- counting
 
@@ -189,7 +193,7 @@ class Statistics(TopicWatcher):
         are_chunks = (entries.flags & IS_CHUNK) != 0
         columns = (np.bincount(inverse, weights).tolist() for weights in (entries.messages, entries.sizes, are_chunks))
         for handle, messages, size, chunks in zip(distinct.tolist(), *columns, strict=True):
-            if (producer := self._owner.producers.get(handle)) is not None:
+            if (producer := self._producers.by_handle.get(handle)) is not None:
                 producer.messages_in += int(messages)
                 producer.bytes_in += int(size)
                 producer.chunks_in += int(chunks)
@@ -204,19 +208,21 @@ class Statistics(TopicWatcher):
         for second in range(max(first, self._second - self._window_s + 1), self._second + 1):
             number = second % self._window_s
             moved, self._moved[number] = self._moved[number], {}
-            seconds, self._since_ms[number] = (now_ms - self._since_ms[number]) / 1000, now_ms
+            passed_ms, self._since_ms[number] = now_ms - self._since_ms[number], now_ms
+            # A clock that was set back would divide by zero, or make rates negative.
+            seconds = passed_ms / 1000 if passed_ms > 0 else float(self._window_s)
             for topic in moved:
                 if self._is_open(topic) and self._end_window(topic, seconds):
                     self._moved[number][topic] = None      # else its rates would not end with the next window
 
     def _gather(self) -> None:
         """Take the set of changed topics from the owner, for their windows and for the next measurement."""
-        changed = cast("dict[Topic, None]", self._owner.changed)      # topics are of these two classes
+        changed = cast("dict[Topic, None]", self._decisions.changed)      # topics are of these two classes
         for topic in changed:
             self._moved[hash(topic) % self._window_s][topic] = None
         self._waiting.update(changed)
-        self.recent.changed(changed, self._owner.now_ms)
-        self._owner.changed = {}
+        self.recent.changed(changed, self._decisions.now_ms)
+        self._decisions.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
         """End a topic's statistics window.  Returns whether any of its rates is above 0."""
@@ -232,32 +238,40 @@ class Statistics(TopicWatcher):
         return is_moving or topic.last_window is not None
 
     def _is_open(self, topic: Topic) -> bool:
-        owner = self._owner
-        open_topics: Mapping[TopicName, Topic] = owner.by_name if topic.is_persistent else owner.non_persistent
-        return open_topics.get(topic.name) is topic
+        topics: Mapping[TopicName, Topic] = self._open.by_name if topic.is_persistent else self._open.non_persistent
+        return topics.get(topic.name) is topic
 
     def release(self, topic: AnyTopic) -> None:
         """Forget the rows and windows of a topic that was closed."""
         assert isinstance(topic, Topic), topic
-        for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
+        for noted in (self._decisions.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
         self._shown.discard(topic)
+        self._straddled += sum(subscription.straddling for subscription in topic.subscriptions.values())
         self.recent.forget(topic)
-        if (known := self._known.pop(topic, None)) is not None:
-            self._topics.give_back(known.row)
-            for row in known.subscriptions.values():
+        if (numbers := self._known.pop(topic, None)) is not None:
+            self._topics.give_back(numbers.row)
+            for row in numbers.subscriptions.values():
                 self._subscriptions.give_back(row)
-            for row in known.cursors.values():
+            for row in numbers.cursors.values():
                 self._cursors.give_back(row)
 
     # -- measurements
 
-    def measure(self, most: int, *, consumers: bool, producers: bool) -> int | bytes:
+    def straddling(self) -> int:
+        """Return how many entries with messages of several entry buckets were delivered since this process began."""
+        return self._straddled + sum(subscription.straddling for name, partition in self._open.by_name.items()
+                                     if name.is_segment for subscription in partition.subscriptions.values())
+
+    def measure(self, most: int, *, consumers: bool, producers: bool,
+                scalable: Callable[[], ScalableFigures] | None = None) -> int | bytes:
         """Return the packed tables (see `pack`), or the number of topics whose rows are not up to date yet.
 
         At most `most` topics have rows of their own, and ten times that many subscriptions. Topics with traffic in the
         last window come first, then topics that had rows the last time, then topics with the most traffic. All other
         topics are summed by namespace.
+
+        scalable: gives figures of scalable topics.
         """
         self._freshen()
         if self._stale:
@@ -277,7 +291,7 @@ class Statistics(TopicWatcher):
         counts = np.bincount(self._topics.marks[at], minlength=len(self._namespaces))
         head = {
             "namespaces": list(self._namespaces), "loaded": counts.tolist(), "rolled_up": len(topics) - len(chosen),
-            "recent": self.recent.of_all(self._owner.now_ms),
+            "recent": self.recent.of_all(self._decisions.now_ms),
             "rolled_up_subscriptions": subscriptions - len(lines),
             "topics": [str(topic.name) for topic in chosen],
             "subscriptions": [(number, name) for number, name, _ in under],
@@ -290,6 +304,7 @@ class Statistics(TopicWatcher):
                           for producer in ordinary_producers(topic)],
             "inbound": [(number, source, *_inbound_rates(some)) for number, topic in enumerate(chosen)
                         for source, some in replicators(topic).items()],
+            "scalable": scalable() if scalable is not None else None,
         }
         of_subscriptions = self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)]
         cursors = np.array([row for topic in chosen for row in self._known[topic].cursors.values()], np.int64)
@@ -346,17 +361,17 @@ class Statistics(TopicWatcher):
 
     def _make_row(self, topic: Topic) -> None:
         """Compute the rows of a topic and its subscriptions again.  Raises CorruptFile, OSError."""
-        known = self._known.get(topic)
-        if known is None:
-            known = self._known[topic] = _Known(self._topics.take())
+        numbers = self._known.get(topic)
+        if numbers is None:
+            numbers = self._known[topic] = _Known(self._topics.take())
             namespace = self._namespaces.setdefault(topic.name.namespace, len(self._namespaces))
-            self._topics.marks[known.row] = namespace
-        mark, current = self._topics.marks[known.row], topic.subscriptions.values()
-        cursors = [one for one in current if one.remote is not None]
-        others = [one for one in current if one.remote is None] if cursors else list(current)
-        under = _make_rows(self._subscriptions, known.subscriptions, others, mark)
-        _make_rows(self._cursors, known.cursors, cursors, mark)
-        self._topics.rows[known.row] = topic_row(topic, under)
+            self._topics.marks[numbers.row] = namespace
+        mark, current = self._topics.marks[numbers.row], topic.subscriptions.values()
+        cursors = [subscription for subscription in current if subscription.remote is not None]
+        others = [subscription for subscription in current if subscription.remote is None] if cursors else list(current)
+        under = _make_rows(self._subscriptions, numbers.subscriptions, others, mark)
+        _make_rows(self._cursors, numbers.cursors, cursors, mark)
+        self._topics.rows[numbers.row] = topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the sums of a table's rows by namespace, without the given rows."""
@@ -368,20 +383,20 @@ class Statistics(TopicWatcher):
         return sums
 
 
-def _make_rows(table: _Table, known: dict[Subscription, int], current: list[Subscription], mark: int) -> list[Row]:
+def _make_rows(table: _Table, numbers: dict[Subscription, int], current: list[Subscription], mark: int) -> list[Row]:
     """Compute the rows of a topic's subscriptions again, and return them.
 
-    known: their row numbers, which are brought up to date.  mark: the number of their namespace.
+    numbers: their row numbers, which are brought up to date.  mark: the number of their namespace.
     """
-    if len(known) != len(current) or any(one not in known for one in current):
-        for subscription in known.keys() - set(current):
-            table.give_back(known.pop(subscription))
+    if len(numbers) != len(current) or any(subscription not in numbers for subscription in current):
+        for subscription in numbers.keys() - set(current):
+            table.give_back(numbers.pop(subscription))
         for subscription in current:
-            if subscription not in known:
-                row = known[subscription] = table.take()
+            if subscription not in numbers:
+                row = numbers[subscription] = table.take()
                 table.marks[row] = mark
     rows: list[Row] = []
-    for subscription, row in known.items():
+    for subscription, row in numbers.items():
         rows.append(subscription_row(subscription))
         table.rows[row] = rows[-1]
     return rows
@@ -390,13 +405,13 @@ def _make_rows(table: _Table, known: dict[Subscription, int], current: list[Subs
 def _within(topics: list[Topic], most: int) -> list[Topic]:
     """Return the first `most` topics, without topics that would exceed the bound of subscriptions."""
     chosen: list[Topic] = []
-    left = most * SUBSCRIPTIONS_EACH
+    room = most * SUBSCRIPTIONS_EACH
     for topic in topics:
         if len(chosen) == most:
             break
-        if len(topic.subscriptions) <= left:
+        if len(topic.subscriptions) <= room:
             chosen.append(topic)
-            left -= len(topic.subscriptions)
+            room -= len(topic.subscriptions)
     return chosen
 
 
@@ -458,7 +473,7 @@ def _producer_line(number: int, producer: Producer) -> tuple[str | float, ...]:
 
 def _inbound_rates(replicators: list[Producer]) -> tuple[float, float]:
     """Return the messages and bytes per second of the replicators of one cluster, for an answer of `measure`."""
-    rates = [rates_of(one, 4) for one in replicators]
+    rates = [rates_of(producer, 4) for producer in replicators]
     return sum(each[0] for each in rates), sum(each[1] for each in rates)
 
 
@@ -475,12 +490,12 @@ def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[np.float64]]]:
     """Return (head, tables) of statistics from the bytes that `pack` has made."""
-    at = data.index(b"\n") + 1
-    head: dict[str, Any] = json.loads(data[len(RAW):at])
+    offset = data.index(b"\n") + 1
+    head: dict[str, Any] = json.loads(data[len(RAW):offset])
     tables: list[NDArray[np.float64]] = []
     kinds = (*(TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, SUBSCRIPTION_COLUMNS)
     for rows, columns in zip(head["rows"], kinds, strict=True):
-        table = np.frombuffer(data, np.float64, rows * len(columns), at).reshape(rows, len(columns))
-        at += table.nbytes
+        table = np.frombuffer(data, np.float64, rows * len(columns), offset).reshape(rows, len(columns))
+        offset += table.nbytes
         tables.append(table)
     return head, tables

@@ -7,7 +7,7 @@
     protobuf_values.py    messages of Protobuf
     commits.py            a table in Parquet files: commits that have files and positions together
     iceberg.py            a table of Iceberg, by its Java library
-    places.py             folders of this host, and URLs of Hadoop's file systems
+    table_folders.py      folders of this host, and URLs of Hadoop's file systems
 
 Nothing here writes into a ledger, and the broker's processes import nothing from here.
 """

@@ -52,12 +52,12 @@ def schema_of(values: Values) -> pa.Schema:
     A field whose name another column has, in whatever case, gets `_` behind its name.
     """
     taken, named = {name.lower() for name in (*OWN.names, "day")}, []
-    for one in values.schema:
-        name = one.name
+    for column in values.schema:
+        name = column.name
         while name.lower() in taken:
             name += "_"
         taken.add(name.lower())
-        named.append(one.with_name(name))
+        named.append(column.with_name(name))
     return pa.schema([*OWN, *(named if not values.is_raw else values.schema)])
 
 
@@ -83,22 +83,22 @@ def rows_of(batch: pa.RecordBatch, partition: int | None, values: Values, schema
     reasons |= dict.fromkeys(np.flatnonzero(encrypted).tolist(), ENCRYPTED)
     if refused:
         reasons |= dict.fromkeys(range(len(batch)), refused)
-    columns = [cast(column, one.type) for column, one in zip(columns, list(schema)[len(own):], strict=True)]
+    columns = [cast(column, row.type) for column, row in zip(columns, list(schema)[len(own):], strict=True)]
     rows = pa.RecordBatch.from_arrays([*own, *columns], schema=schema)
     if not reasons:
         return rows, _NOTHING, []
-    at = sorted(reasons)
+    numbers = sorted(reasons)
     is_kept = np.ones(len(rows), bool)
-    is_kept[at] = False
-    why = pa.array([reasons[one] for one in at], pa.string())
-    beside = pa.RecordBatch.from_arrays([*(column.take(pa.array(at)) for column in (*own, payloads)), why],
+    is_kept[numbers] = False
+    why = pa.array([reasons[row] for row in numbers], pa.string())
+    beside = pa.RecordBatch.from_arrays([*(column.take(pa.array(numbers)) for column in (*own, payloads)), why],
                                         schema=REJECTED)
-    told = [Rejected(*one.values()) for one in beside.select(
+    rejected = [Rejected(*row.values()) for row in beside.select(
         ["_ledger_id", "_entry_id", "_batch_index", REASON]).to_pylist()]
-    return rows.filter(pa.array(is_kept)), beside, told
+    return rows.filter(pa.array(is_kept)), beside, rejected
 
 
-_NOTHING = pa.RecordBatch.from_pylist([], schema=REJECTED)
+_NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in REJECTED], schema=REJECTED)
 
 
 def _own(batch: pa.RecordBatch, partition: int | None) -> list[pa.Array]:
@@ -126,8 +126,8 @@ def _numbers(versions: pa.Array) -> pa.Array:
     if versions.null_count == len(versions):
         return pa.nulls(len(versions), pa.int64())
     coded = versions.dictionary_encode()
-    numbers = [int.from_bytes(one) if len(one) == 8 else None for one in coded.dictionary.to_pylist()]
-    return pa.array([None if one is None or one >= 1 << 63 else one for one in numbers], pa.int64()).take(coded.indices)
+    numbers = [int.from_bytes(version) if len(version) == 8 else 1 << 63 for version in coded.dictionary.to_pylist()]
+    return pa.array([number if number < 1 << 63 else None for number in numbers], pa.int64()).take(coded.indices)
 
 
 def _text(column: pa.Array) -> pa.Array:
@@ -150,17 +150,17 @@ def settled(wanted: pa.Schema, known: pa.Schema | None) -> pa.Schema:
     """Return the schema of a table's next files: each column has a type that holds the values of earlier files too."""
     if known is None:
         return wanted
-    return pa.schema([one.with_type(joined(known.field(one.name).type, one.type)) if one.name in known.names else one
-                      for one in wanted])
+    return pa.schema([column.with_type(joined(known.field(column.name).type, column.type))
+                      if column.name in known.names else column for column in wanted])
 
 
 def all_of(schemas: Iterable[pa.Schema]) -> pa.Schema:
     """Return a schema with the columns of all, each of a type that holds the values of all."""
-    found: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
     for schema in schemas:
-        for one in schema:
-            found[one.name] = joined(found[one.name], one.type) if one.name in found else one.type
-    return pa.schema(list(found.items()))
+        for column in schema:
+            types[column.name] = joined(types[column.name], column.type) if column.name in types else column.type
+    return pa.schema(list(types.items()))
 
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -176,6 +176,6 @@ def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def as_schema(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """Return batches as a table of a schema, whose other columns are null."""
     table = pa.Table.from_batches(list(batches))
-    arrays = [pa.chunked_array([cast(chunk, one.type) for chunk in table[one.name].chunks], one.type)
-              if one.name in table.column_names else pa.nulls(table.num_rows, one.type) for one in schema]
+    arrays = [pa.chunked_array([cast(chunk, column.type) for chunk in table[column.name].chunks], column.type)
+              if column.name in table.column_names else pa.nulls(table.num_rows, column.type) for column in schema]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -17,7 +17,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from geminga.proto.names import TopicName
 from geminga.storage.ledgers.position import Position
 from geminga.storage.tables import columns
-from geminga.storage.tables.places import Place
+from geminga.storage.tables.table_folders import TableFolder
 
 MESSAGES, COMPACTED = "messages", "compacted"      # contents of a table
 REJECTED = "-rejected"
@@ -52,6 +52,18 @@ class DataFile:
     @property
     def is_rejected(self) -> bool:
         return not self.day
+
+
+class Totals(TypedDict, total=False):
+    """A table as reports show it; empty: it cannot be opened."""
+
+    rows: int
+    rejected: int                    # rows of rejected messages
+    bytes: int
+    files: int
+    commits: int
+    committed_ms: int                # 0: never
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +106,9 @@ def _files(stored: list[dict[str, Any]]) -> tuple[DataFile, ...]:
     return tuple(DataFile(**one) for one in stored)
 
 
-def _encoded(schema: pa.Schema, known: pa.Schema | None) -> str:
+def _encoded(schema: pa.Schema, before: pa.Schema | None) -> str:
     """Return a schema as a commit has it, with other columns that were known."""
-    others = [] if known is None else [one for one in known if one.name not in schema.names]
+    others = [] if before is None else [one for one in before if one.name not in schema.names]
     return base64.b64encode(pa.schema([*schema, *others]).serialize()).decode()
 
 
@@ -114,7 +126,7 @@ def _quoted(name: str) -> str:
 class ParquetTable:
     """A table in Parquet files, with its last commit."""
 
-    def __init__(self, place: Place, topic: TopicName, content: str, broker: str):
+    def __init__(self, place: TableFolder, topic: TopicName, content: str, broker: str):
         """Open a table, without changing anything.  Raises CannotExport, OSError."""
         self.place, self.topic, self.content, self._broker = place, topic, content, broker
         self._folder = folder_of(topic)
@@ -139,8 +151,8 @@ class ParquetTable:
 
     def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
         """Bring written files to where a commit finds them.  Raises OSError."""
-        for source, one in files:
-            self.place.put(source, f"{self._inner}/staged/{token}/{one.path}")
+        for source, file in files:
+            self.place.put(source, f"{self._inner}/staged/{token}/{file.path}")
 
     def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
                schema: pa.Schema) -> None:
@@ -151,19 +163,19 @@ class ParquetTable:
         opening of the table finds the commit made, or not at all.
         """
         last = self.last or Commit(0, self._broker, str(self.topic), "")
-        gone = {one.path for one in removed}
+        gone = {file.path for file in removed}
         commit = replace(
             last, number=last.number + 1, token=token, at_ms=time.time_ns() // 1_000_000,
             positions={**last.positions, **positions}, added=tuple(added), removed=tuple(sorted(gone)), everything=None,
             schema=_encoded(schema, self.schema()[0]),
             files=last.files + len(added) - len(removed),
-            rows=last.rows + sum(one.rows * (not one.is_rejected) for one in added)
-            - sum(one.rows * (not one.is_rejected) for one in removed),
-            rejected=last.rejected + sum(one.rows * one.is_rejected for one in added)
-            - sum(one.rows * one.is_rejected for one in removed),
-            size=last.size + sum(one.size for one in added) - sum(one.size for one in removed))
+            rows=last.rows + sum(file.rows * (not file.is_rejected) for file in added)
+            - sum(file.rows * (not file.is_rejected) for file in removed),
+            rejected=last.rejected + sum(file.rows * file.is_rejected for file in added)
+            - sum(file.rows * file.is_rejected for file in removed),
+            size=last.size + sum(file.size for file in added) - sum(file.size for file in removed))
         if commit.number % _WHOLE_EVERY == 0:
-            commit = replace(commit, everything=(*(one for one in self.files() if one.path not in gone), *added))
+            commit = replace(commit, everything=(*(file for file in self.files() if file.path not in gone), *added))
         try:
             self.place.create(self._path(commit.number), commit.encode())
         except FileExistsError:
@@ -187,11 +199,13 @@ class ParquetTable:
         """Move a commit's files to where readers look, and delete those that it replaces.  Raises OSError."""
         staged = f"{self._inner}/staged/{commit.token}"
         if self.place.names(staged):
-            for one in commit.added:
-                self.place.move(f"{staged}/{one.path}", f"{self._folder}/{one.path}")
+            for file in commit.added:
+                self.place.move(f"{staged}/{file.path}", f"{self._folder}/{file.path}")
+        # Only now do the replaced files go.  A kill between the two leaves rows twice until the next night repeats this
+        # step; in the other order rows would be missing, and readers cannot tell.
         for path in commit.removed:
             self.place.delete(f"{self._folder}/{path}")
-        self.place.delete(staged)
+        self.place.delete(staged)      # last: as long as the folder is there, the step is repeated
 
     def schema(self) -> tuple[pa.Schema | None, bool]:
         """Return (all columns of the files, whether each has one type in all of them).  Raises OSError.
@@ -203,7 +217,7 @@ class ParquetTable:
             return None, True
         if self.last.schema:
             return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.last.schema))), True
-        paths = [self.place.fetch(f"{self._folder}/{one.path}") for one in self.files() if not one.is_rejected]
+        paths = [self.place.fetch(f"{self._folder}/{file.path}") for file in self.files() if not file.is_rejected]
         if None in paths:
             return None, True
         return columns.all_of(pq.read_schema(path) for path in paths), False
@@ -212,28 +226,27 @@ class ParquetTable:
         """Return all files of the table.  Raises CannotExport, OSError."""
         if self.last is None:
             return []
-        commits, one = [self.last], self.last
-        while one.everything is None and one.number > 1:
-            one = self._read(one.number - 1)
-            commits.append(one)
-        files = {file.path: file for file in one.everything or ()}
+        commits, commit = [self.last], self.last
+        while commit.everything is None and commit.number > 1:
+            commit = self._read(commit.number - 1)
+            commits.append(commit)
+        files = {file.path: file for file in commit.everything or ()}
         for commit in reversed(commits):
             files |= {file.path: file for file in commit.added}
             for path in commit.removed:
                 files.pop(path, None)
         return list(files.values())
 
-    def local(self, one: DataFile, scratch: Path) -> Path:
+    def local(self, file: DataFile, scratch: Path) -> Path:
         """Return where a committed file can be read on this host; it may be copied into `scratch`.  Raises OSError."""
-        path = f"{self._folder}/{one.path}"
-        there = self.place.fetch(path)
-        if there is None:
-            there = scratch / Path(one.path).name
-            self.place.copy(path, there)
-        return there
+        path = f"{self._folder}/{file.path}"
+        local = self.place.fetch(path)
+        if local is None:
+            local = scratch / Path(file.path).name
+            self.place.copy(path, local)
+        return local
 
-    def totals(self) -> dict[str, Any]:
-        """Return rows, rejected, bytes and files of the table, and when it was last committed, in ms."""
+    def totals(self) -> Totals:
         last = self.last or Commit(0, self._broker, str(self.topic), "")
         return {"rows": last.rows, "rejected": last.rejected, "bytes": last.size, "files": last.files,
                 "commits": last.number, "committed_ms": last.at_ms, "url": f"{self.place.url}/{self._folder}"}

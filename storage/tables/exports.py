@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +35,7 @@ from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.tables import columns, values, writing
-from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile
+from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile, Totals
 from geminga.storage.tables.values import Values
 from geminga.storage.tables.writing import Source, Written
 
@@ -91,8 +91,8 @@ class Table(Protocol):
     def local(self, one: DataFile, scratch: Path) -> Path:
         """Return where a file can be read on this host; it may be copied into `scratch`.  Raises OSError."""
 
-    def totals(self) -> dict[str, Any]:
-        """Return rows, rejected, bytes and files of the table."""
+    def totals(self) -> Totals:
+        """Return the table's figures as of its last commit.  Raises OSError."""
 
 
 Open = Callable[[TopicName, str], Table]      # (topic, content).  Raises CannotExport, OSError
@@ -120,6 +120,26 @@ class _Partition:
     size: int                        # bytes of entries
 
 
+class TableReport(TypedDict):
+    """One table in a night's report."""
+
+    topic: str
+    content: str
+    outcome: str                     # NOTHING_NEW, EXPORTED ...
+    error: str
+    rows: int                        # of this night, as the next three
+    rejected: int
+    bytes: int
+    files: int
+    new_messages: int                # planned
+    new_bytes: int                   # of entries
+    positions: dict[str, str]        # partition -> ledger:entry, up to which all is in the table
+    rejected_messages: list[str]     # the first of them, with the reason
+    damage: list[str]                # the first lines
+    damaged: int
+    table: Totals
+
+
 @dataclass(slots=True)
 class Planned:
     """The plan of an export for one topic, and what has been done of it."""
@@ -142,23 +162,22 @@ class Planned:
 
     @property
     def messages(self) -> int:
-        return sum(one.messages for one in self.partitions)
+        return sum(partition.messages for partition in self.partitions)
 
     @property
     def bytes_new(self) -> int:
-        return sum(one.size for one in self.partitions)
+        return sum(partition.size for partition in self.partitions)
 
-    def report(self) -> dict[str, Any]:
-        """Return the table's part of a night's report."""
+    def report(self) -> TableReport:
         outcome = (FAILED if self.error else LATE if self.is_late else EXPORTED if self.positions else NOTHING_NEW)
         totals = self.table.totals() if self.table is not None else {}
-        known = self.table.positions if self.table is not None else {}
+        positions = self.table.positions if self.table is not None else {}
         return {
             "topic": str(self.wanted.topic), "content": self.wanted.content, "outcome": outcome, "error": self.error,
             "rows": self.rows, "rejected": self.rejected, "bytes": self.size, "files": self.files,
             "new_messages": self.messages, "new_bytes": self.bytes_new,
-            "positions": {str(name): f"{at[0]}:{at[1]}" for one, name in self.wanted.partitions
-                          if (at := known.get(one)) is not None},
+            "positions": {str(name): "{}:{}".format(*positions[partition_id])
+                          for partition_id, name in self.wanted.partitions if partition_id in positions},
             "rejected_messages": self.told[:_LINES_MAX], "damage": self.damage[:_LINES_MAX],
             "damaged": self.damaged, "table": totals}
 
@@ -173,7 +192,7 @@ def plan(data_dir: Path, wanted: Iterable[Wanted], open_table: Open,
     """
     catalogue = confirmed.open_catalogue(data_dir)
     try:
-        return [_plan(data_dir, one, open_table, settle, catalogue) for one in wanted]
+        return [_plan(data_dir, topic, open_table, settle, catalogue) for topic in wanted]
     finally:
         catalogue.close()
 
@@ -228,7 +247,7 @@ def _compacted(data_dir: Path, partition_id: int, name: TopicName, behind: Posit
     if view is None or view.horizon <= behind:
         return None
     stretches = confirmed.stretches(data_dir, partition_id, up_to=view.horizon, view=view.number)
-    return _Partition(partition_id, name, view.horizon, [one for one in stretches if one.view],
+    return _Partition(partition_id, name, view.horizon, [stretch for stretch in stretches if stretch.view],
                       view.manifest.messages, view.manifest.size)
 
 
@@ -252,29 +271,29 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
     partition that has come further.  ends: when the run has to be over, by time.monotonic(); tables with the most new
     bytes then come first.  Errors are in the plan, by table.
     """
-    for one in planned:
-        _recover(one)
-    due = [one for one in planned if one.partitions and not one.error]
+    for export in planned:
+        _recover(export)
+    due = [export for export in planned if export.partitions and not export.error]
     if ends < math.inf:
         due.sort(key=attrgetter("bytes_new"), reverse=True)
-    done, total = 0, sum(one.messages for one in due)
+    done, total = 0, sum(export.messages for export in due)
     try:
-        for one in due:
-            _settle_types(one, scratch, engine, ends)
-        due = [one for one in due if not one.error]
-        for some in _rounds(due):
+        for export in due:
+            _settle_types(export, scratch, engine, ends)
+        due = [export for export in due if not export.error]
+        for pieces in _rounds(due):
             try:
-                _round(data_dir, [one for one in some if not one.planned.error], scratch, engine, exported,
+                _round(data_dir, [piece for piece in pieces if not piece.planned.error], scratch, engine, exported,
                        _shifted(tell, done, total), ends)
             except OutOfTime:
                 break
             except OSError as error:
-                for piece in some:
+                for piece in pieces:
                     piece.planned.error = piece.planned.error or text_of(error)
-            done += sum(piece.messages for piece in some)
-        for one in due:
-            one.is_late |= not one.error and len(one.positions) < len(one.partitions)
-        _merge_small([one for one in due if one.positions and not one.error], scratch, engine, ends)
+            done += sum(piece.messages for piece in pieces)
+        for export in due:
+            export.is_late |= not export.error and len(export.positions) < len(export.partitions)
+        _merge_small([export for export in due if export.positions and not export.error], scratch, engine, ends)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -292,13 +311,14 @@ def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) 
     try:
         wanted, (known, is_settled) = columns.schema_of(planned.values), table.schema()
         planned.schema = columns.settled(wanted, known)
-        if known is None or (is_settled and all(one.type == known.field(one.name).type for one in planned.schema
-                                                if one.name in known.names)):
+        if known is None or (is_settled and all(
+                column.type == known.field(column.name).type for column in planned.schema
+                if column.name in known.names)):
             return
         types = columns.all_of([planned.schema, known])
         if table.widens(types):
             return
-        for group in _by_bytes(one for one in table.files() if not one.is_rejected):
+        for group in _by_bytes(file for file in table.files() if not file.is_rejected):
             if time.monotonic() >= ends:
                 raise OutOfTime
             _recast(planned, table, group, types, known, scratch, engine, ends)
@@ -311,50 +331,45 @@ def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) 
 
 def _by_bytes(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
     """Group files by about _MERGED_BYTES."""
-    some: list[DataFile] = []
-    for one in files:
-        some.append(one)
-        if sum(other.size for other in some) >= _MERGED_BYTES:
-            yield some
-            some = []
-    if some:
-        yield some
+    group: list[DataFile] = []
+    for file in files:
+        group.append(file)
+        if sum(other.size for other in group) >= _MERGED_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _recast(planned: Planned, table: Table, group: list[DataFile], types: pa.Schema, known: pa.Schema, scratch: Path,
             engine: Engine, ends: float) -> None:
     """Replace those files of a group that have other types."""
-    token = secrets.token_hex(8)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    old = [(one, path) for one in group if _differs(path := table.local(one, scratch), types)]
-    targets = [scratch / f"{token}-{number}{f'-p{one.partition_id}' * (one.partition_id > 0)}.parquet"
-               for number, (one, _) in enumerate(old)]
-    rows = engine.each(_Recast([path for _, path in old], targets, types), len(old), lambda *told: None, EXPORTING,
-                       [one.rows for one, _ in old], ends)
-    if rows != [one.rows for one, _ in old]:
-        raise CannotExport(f"{rows} rows were read of files that have {[one.rows for one, _ in old]}")
-    made = [replace(one, path=f"{one.path.rpartition('/')[0]}/{target.name}", size=target.stat().st_size)
-            for (one, _), target in zip(old, targets, strict=True)]
+    token = _begun(scratch)
+    old = [(file, path) for file in group if _differs(path := table.local(file, scratch), types)]
+    targets = [scratch / f"{token}-{number}{f'-p{file.partition_id}' * (file.partition_id > 0)}.parquet"
+               for number, (file, _) in enumerate(old)]
+    paths = [path for _, path in old]
+    rows = engine.each(lambda number: writing.recast(paths[number], targets[number], types), len(old),
+                       lambda *progress: None, EXPORTING, [file.rows for file, _ in old], ends)
+    if rows != [file.rows for file, _ in old]:
+        raise CannotExport(f"{rows} rows were read of files that have {[file.rows for file, _ in old]}")
+    made = [replace(file, path=f"{file.path.rpartition('/')[0]}/{target.name}", size=target.stat().st_size)
+            for (file, _), target in zip(old, targets, strict=True)]
     if made:
         table.stage(token, list(zip(targets, made, strict=True)))
-        table.recast(token, made, [one for one, _ in old], known)
+        table.recast(token, made, [file for file, _ in old], known)
+
+
+def _begun(scratch: Path) -> str:
+    """Empty the folder for files that are being written, and return the token of a new commit."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    return secrets.token_hex(8)
 
 
 def _differs(path: Path, types: pa.Schema) -> bool:
-    return any(one.type != types.field(one.name).type for one in pq.read_schema(path) if one.name in types.names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Recast:
-    """The function of tasks that rewrite files."""
-
-    paths: list[Path]
-    targets: list[Path]
-    types: pa.Schema
-
-    def __call__(self, number: int) -> int:
-        return writing.recast(self.paths[number], self.targets[number], self.types)
+    return any(column.type != types.field(column.name).type for column in pq.read_schema(path)
+               if column.name in types.names)
 
 
 def _recover(planned: Planned) -> None:
@@ -385,61 +400,52 @@ def _rounds(due: list[Planned]) -> Iterator[list[_Piece]]:
 
     A compacted view is one piece, however large: it replaces the one before as a whole.
     """
-    some: list[_Piece] = []
+    pieces: list[_Piece] = []
     room = _ROUND_BYTES
     for planned in due:
-        for one in planned.partitions:
-            each = one.size / max(1, len(one.stretches))      # bytes
-            left = list(one.stretches)
+        for partition in planned.partitions:
+            each = partition.size / max(1, len(partition.stretches))      # bytes
+            remaining = list(partition.stretches)
             while True:
-                count = len(left) if planned.wanted.content == COMPACTED else max(1, int(room // max(1, each)))
-                taken, left = left[:count], left[count:]
-                end = one.end if not left else (taken[-1].ledger_id, taken[-1].end - 1)
-                share = round(one.messages * len(taken) / max(1, len(one.stretches)))
-                some.append(_Piece(planned, one, taken, end, share))
+                count = len(remaining) if planned.wanted.content == COMPACTED else max(1, int(room // max(1, each)))
+                taken, remaining = remaining[:count], remaining[count:]
+                end = partition.end if not remaining else (taken[-1].ledger_id, taken[-1].end - 1)
+                share = round(partition.messages * len(taken) / max(1, len(partition.stretches)))
+                pieces.append(_Piece(planned, partition, taken, end, share))
                 room -= int(each * len(taken))
                 if room <= 0:
-                    yield some
-                    some, room = [], _ROUND_BYTES
-                if not left:
+                    yield pieces
+                    pieces, room = [], _ROUND_BYTES
+                if not remaining:
                     break
-    if some:
-        yield some
+    if pieces:
+        yield pieces
 
 
 def _round(data_dir: Path, pieces: list[_Piece], scratch: Path, engine: Engine, exported: Exported, tell: Tell,
            ends: float) -> None:
     """Export the pieces of a round, and commit each table.  Raises OutOfTime, OSError."""
-    token = secrets.token_hex(8)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    by_table = [(planned, list(some)) for planned, some in itertools.groupby(pieces, attrgetter("planned"))]
+    token = _begun(scratch)
+    by_table = [(planned, list(of_table)) for planned, of_table in itertools.groupby(pieces, attrgetter("planned"))]
     sources, ready = [], []
-    for planned, some in by_table:
+    for planned, of_table in by_table:
         try:
-            sources.append(_source(data_dir, planned, some, scratch, token))
-            ready.append((planned, some))
+            sources.append(_source(data_dir, planned, of_table, scratch, token))
+            ready.append((planned, of_table))
         except Exception as error:      # of this topic: others are exported
             planned.error = _text(error)
-    tasks = [(number, stretches) for number, (_, some) in enumerate(ready) for stretches in _tasks(some)]
+    tasks = [(number, stretches) for number, (_, of_table) in enumerate(ready) for stretches in _tasks(of_table)]
     weights = _weights(pieces)
-    results = engine.each(_Write(sources, tasks), len(tasks), tell, EXPORTING,
-                          [sum(weights[one] for one in stretches) for _, stretches in tasks], ends)
-    for number, (planned, some) in enumerate(ready):
+
+    def write(number: int) -> Written:
+        table, stretches = tasks[number]
+        return writing.write_apart(sources[table], number, stretches)
+
+    results = engine.each(write, len(tasks), tell, EXPORTING,
+                          [sum(weights[stretch] for stretch in stretches) for _, stretches in tasks], ends)
+    for number, (planned, of_table) in enumerate(ready):
         written = [result for (of, _), result in zip(tasks, results, strict=True) if of == number]
-        _finish(planned, some, written, token, exported)
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """The function of an export's tasks: number -> Written."""
-
-    sources: list[Source]
-    tasks: list[tuple[int, list[Stretch]]]
-
-    def __call__(self, number: int) -> Written:
-        of, stretches = self.tasks[number]
-        return writing.write_apart(self.sources[of], number, stretches)
+        _finish(planned, of_table, written, token, exported)
 
 
 def _source(data_dir: Path, planned: Planned, pieces: list[_Piece], scratch: Path, token: str) -> Source:
@@ -459,30 +465,31 @@ def _weights(pieces: list[_Piece]) -> dict[Stretch, int]:
     """Return about how many messages each stretch has."""
     weights: dict[Stretch, int] = {}
     for piece in pieces:
-        entries = sum(one.end - one.first for one in piece.stretches)
-        weights |= {one: round(piece.messages * (one.end - one.first) / max(1, entries)) for one in piece.stretches}
+        entries = sum(stretch.end - stretch.first for stretch in piece.stretches)
+        weights |= {stretch: round(piece.messages * (stretch.end - stretch.first) / max(1, entries))
+                    for stretch in piece.stretches}
     return weights
 
 
 def _tasks(pieces: list[_Piece]) -> Iterator[list[Stretch]]:
     """Group the stretches of a table's pieces into tasks of about _TASK_BYTES."""
-    some: list[Stretch] = []
+    stretches: list[Stretch] = []
     size = 0.0
     for piece in pieces:
         each = piece.partition.size / max(1, len(piece.partition.stretches))
         for stretch in piece.stretches:
-            if some and size + each > _TASK_BYTES:
-                yield some
-                some, size = [], 0
-            some.append(stretch)
+            if stretches and size + each > _TASK_BYTES:
+                yield stretches
+                stretches, size = [], 0
+            stretches.append(stretch)
             size += each
-    if some:
-        yield some
+    if stretches:
+        yield stretches
 
 
 def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], token: str, exported: Exported) -> None:
     """Commit what a round has written of one table."""
-    table, files = planned.table, [one for result in written for one in result.files]
+    table, files = planned.table, [file for result in written for file in result.files]
     assert table is not None and planned.schema is not None
     for result in written:
         planned.told += result.told[:max(0, _LINES_MAX - len(planned.told))]
@@ -493,8 +500,8 @@ def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], toke
         for result in written:
             if result.error:
                 raise CannotExport(result.error)
-        added = [one for _, one in files]
-        removed = [one for one in table.files() if one.partition_id in ends] if (
+        added = [file for _, file in files]
+        removed = [file for file in table.files() if file.partition_id in ends] if (
             planned.wanted.content == COMPACTED) else []
         table.stage(token, files)
         table.commit(token, ends, added, removed, planned.schema)
@@ -506,7 +513,7 @@ def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], toke
     planned.rows += sum(result.rows for result in written)
     planned.rejected += sum(result.rejected for result in written)
     planned.files += len(added)
-    planned.size += sum(one.size for one in added)
+    planned.size += sum(file.size for file in added)
     for piece in pieces:
         partition = piece.partition
         if why_not := exported(partition.partition_id, str(partition.name), piece.end):
@@ -535,41 +542,22 @@ def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, ends: flo
 
 def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
     """Yield small files that are to become one."""
-    small = [one for one in files if one.size < _SMALL_BYTES and not one.is_rejected and not one.partition_id]
+    small = [file for file in files if file.size < _SMALL_BYTES and not file.is_rejected and not file.partition_id]
     small.sort(key=attrgetter("day"))
     for _, of_day in itertools.groupby(small, attrgetter("day")):
-        some: list[DataFile] = []
-        for one in of_day:
-            some.append(one)
-            if sum(other.size for other in some) >= _MERGED_BYTES:
-                yield some
-                some = []
-        if len(some) >= _MERGE_MIN:
-            yield some
+        yield from (group for group in _by_bytes(of_day)
+                    if len(group) >= _MERGE_MIN or sum(file.size for file in group) >= _MERGED_BYTES)
 
 
 def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine,
            ends: float) -> None:
-    token = secrets.token_hex(8)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    paths = [table.local(one, scratch) for one in group]
+    token = _begun(scratch)
+    paths = [table.local(file, scratch) for file in group]
     target = scratch / f"{token}.parquet"
-    (rows,) = engine.each(_Merge(paths, target), 1, lambda *told: None, EXPORTING, [0], ends)
+    (rows,) = engine.each(lambda _: writing.merge(paths, target), 1, lambda *progress: None, EXPORTING, [0], ends)
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
-    if rows != sum(one.rows for one in group):
-        raise CannotExport(f"{rows} rows were read of files that have {sum(one.rows for one in group)}")
+    if rows != sum(file.rows for file in group):
+        raise CannotExport(f"{rows} rows were read of files that have {sum(file.rows for file in group)}")
     table.stage(token, [(target, merged)])
     assert planned.schema is not None
     table.commit(token, {}, [merged], group, planned.schema)
-
-
-@dataclass(frozen=True, slots=True)
-class _Merge:
-    """The function of the task that merges files."""
-
-    paths: list[Path]
-    target: Path
-
-    def __call__(self, number: int) -> int:
-        return writing.merge(self.paths, self.target)

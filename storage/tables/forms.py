@@ -9,7 +9,6 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from geminga.storage.jobs.typed import NOT_FITTING, as_array, reason_of
-from geminga.storage.schemas.plain_values import Unfit
 
 VALUE = "value"
 _WRAPPED = "v"                        # key of the object that is put around each JSON payload
@@ -38,18 +37,16 @@ class OneByOne(Form):
     """Payloads that are read one by one, into one column or, for records, into a column for each field."""
 
     def __init__(self, kind: pa.DataType, read: Read | dict[bytes, Read], *, takes_empty: bool = False):
-        """kind: a struct's fields are the columns.  read: the reader, or a reader for each schema version."""
+        """kind: a struct's fields are the columns.  read: the reader, or one for each version, the newest last."""
         super().__init__(pa.schema(list(kind)) if pa.types.is_struct(kind) else pa.schema([(VALUE, kind)]),
                          takes_empty=takes_empty)
         self.kind, self._read = kind, read
 
     def reader_of(self, version: bytes | None) -> Read:
-        """Return the reader for messages of a schema version.  Raises Unfit for messages without one."""
+        """Return the reader for messages of a schema version; the newest version's for messages that name none."""
         if not isinstance(self._read, dict):
             return self._read
-        if version is None:
-            raise Unfit("it has no schema version")
-        return self._read[version]
+        return next(reversed(self._read.values())) if version is None else self._read[version]
 
     def read(self, payloads: pa.Array, versions: pa.Array, skipped: NDArray[np.bool_]) -> Columns:
         reasons: Reasons = {}

@@ -32,8 +32,8 @@ import pyarrow as pa
 from geminga.proto.names import TopicName
 from geminga.storage.ledgers.position import Position
 from geminga.storage.tables.columns import REJECTED
-from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile, folder_of
-from geminga.storage.tables.places import java_errors, reason_of
+from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile, Totals, folder_of
+from geminga.storage.tables.table_folders import java_errors, reason_of
 
 _BROKER, _POSITIONS, _REJECTED, _TOKEN = (f"geminga.{name}" for name in ("broker", "positions", "rejected", "token"))
 _SETTINGS = "spark.sql.catalog.geminga."
@@ -67,14 +67,14 @@ class Catalog:
 
     def identifier(self, topic: TopicName, suffix: str) -> Any:
         """Return the identifier of a table: tenant.namespace.topic."""
-        *namespace, name = (unquote(one) for one in folder_of(topic).split("/"))
+        *namespace, name = (unquote(level) for level in folder_of(topic).split("/"))
         return self.iceberg.catalog.TableIdentifier.of(self.namespace(namespace), name + suffix)
 
     def namespace(self, levels: list[str]) -> Any:
         """Return a namespace of these levels."""
         names = self.context._gateway.new_array(self.jvm.java.lang.String, len(levels))
-        for at, one in enumerate(levels):
-            names[at] = one
+        for index, level in enumerate(levels):
+            names[index] = level
         return self.iceberg.catalog.Namespace.of(names)
 
 
@@ -131,8 +131,8 @@ class IcebergTable:
             return None, True
         with java_errors(str(self._name)):
             text = str(self._catalog.iceberg.SchemaParser.toJson(self._table.schema()))
-        return pa.schema([(one["name"], kind) for one in json.loads(text)["fields"]
-                          if (kind := _arrow(one["type"])) is not None]), True
+        return pa.schema([(part["name"], kind) for part in json.loads(text)["fields"]
+                          if (kind := _arrow(part["type"])) is not None]), True
 
     def widens(self, types: pa.Schema) -> bool:
         """Whether Iceberg's readers do it, for the types that its format lets become wider."""
@@ -161,8 +161,8 @@ class IcebergTable:
         if self._has_deleted_rows:
             raise CannotExport(f"rows of {self._name} were deleted by another program: rewrite its data files")
         with java_errors(str(self._name)):
-            for one in added:
-                self._upload(one, self._table)
+            for file in added:
+                self._upload(file, self._table)
         self._recast[0].extend(added)
         self._recast[1].extend(removed)
 
@@ -177,28 +177,31 @@ class IcebergTable:
             raise CannotExport(f"columns of {self._name} have got other types meanwhile: {', '.join(replaced)}")
         with java_errors(str(self._name)):
             self._table = self._at_schema(self._table, self._name, pa.schema(
-                [one for one in schema if one.name not in replaced]))
-            rejected = [one for one in added if one.is_rejected]
+                [column for column in schema if column.name not in replaced]))
+            rejected = [file for file in added if file.is_rejected]
             if rejected:
                 self._beside = self._at_schema(self._beside, self._beside_name, REJECTED)
-            for one in added:
-                self._upload(one, self._beside if one.is_rejected else self._table)
+            for file in added:
+                self._upload(file, self._beside if file.is_rejected else self._table)
             stored = {str(one): f"{at[0]}:{at[1]}" for one, at in {**self.positions, **positions}.items()}
             transaction = self._table.newTransaction()
             self._replace_columns(transaction, schema, replaced)
             table = transaction.table()
-            fresh = [self._java_file(table, self._uploaded[one.path], one.day)
-                     for one in (*added, *recast[0]) if not one.is_rejected]
-            gone = [self._known[one.path] for one in (*removed, *recast[1]) if one.path in self._known]
+            fresh = [self._java_file(table, self._uploaded[file.path], file.day)
+                     for file in (*added, *recast[0]) if not file.is_rejected]
+            gone = [self._known[file.path] for file in (*removed, *recast[1]) if file.path in self._known]
             self._change(transaction, fresh, gone, is_merge=is_merge)
             update = transaction.updateProperties()
-            pending = json.dumps([[self._uploaded[one.path], one.rows] for one in rejected])
+            pending = json.dumps([[self._uploaded[file.path], file.rows] for file in rejected])
             for name, value in {_BROKER: self._broker, _POSITIONS: json.dumps(stored), _TOKEN: token,
                                 _REJECTED: pending, _MAPPING: self._mapping(table, as_text=True)}.items():
                 update.set(name, value)
             update.commit()
             transaction.commitTransaction()
             self._table.refresh()
+            # Iceberg commits one table at a time.  A kill here leaves the rejected messages' files named in the first
+            # table's properties, and the next opening for a run commits them; in the other order they would be there
+            # twice, because the positions that say they are exported would be missing.
             self._commit_rejected(self._properties(self._table))
 
     def _replace_columns(self, transaction: Any, schema: pa.Schema, names: list[str]) -> None:
@@ -206,40 +209,30 @@ class IcebergTable:
         if not names:
             return
         update, types, before = transaction.updateSchema(), self._java_schema(schema), None
-        for one in [str(field.name()) for field in self._table.schema().columns()]:
-            if one in names:
-                update.deleteColumn(one)
-                update.addColumn(one, types.findType(one))
+        for column in [str(field.name()) for field in self._table.schema().columns()]:
+            if column in names:
+                update.deleteColumn(column)
+                update.addColumn(column, types.findType(column))
                 if before is not None:
-                    update.moveAfter(one, before)
-            before = one
+                    update.moveAfter(column, before)
+            before = column
         update.commit()
 
     def _java_schema(self, schema: pa.Schema) -> Any:
         """Return a schema as Iceberg has it."""
-        fields = _struct(((one.name, one.type) for one in schema), count(1).__next__)
+        fields = _struct(((column.name, column.type) for column in schema), count(1).__next__)
         return self._catalog.iceberg.SchemaParser.fromJson(json.dumps(fields | {"schema-id": 0}))
 
     def _change(self, transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
         """Add data files to a transaction, or have them replace others."""
-        if not gone:
-            if not fresh:
-                return
-            change = transaction.newFastAppend()
-            for one in fresh:
-                change.appendFile(one)
-        elif is_merge:
-            change = transaction.newRewrite()
-            for one in gone:
-                change.deleteFile(one)
-            for one in fresh:
-                change.addFile(one)
-        else:
-            change = transaction.newOverwrite()
-            for one in gone:
-                change.deleteFile(one)
-            for one in fresh:
-                change.addFile(one)
+        if not (fresh or gone):
+            return
+        change = transaction.newFastAppend() if not gone else \
+            transaction.newRewrite() if is_merge else transaction.newOverwrite()
+        for file in gone:
+            change.deleteFile(file)
+        for file in fresh:
+            (change.addFile if gone else change.appendFile)(file)
         change.commit()
 
     def _commit_rejected(self, properties: dict[str, str]) -> None:
@@ -259,10 +252,10 @@ class IcebergTable:
         transaction.commitTransaction()
         self._beside.refresh()
 
-    def _upload(self, one: DataFile, table: Any) -> None:
-        location = table.locationProvider().newDataLocation(one.path.rpartition("/")[2])
-        self._uploaded[one.path] = location
-        files, source = self._catalog.jvm.java.nio.file.Files, self._staged.pop(one.path)
+    def _upload(self, file: DataFile, table: Any) -> None:
+        location = table.locationProvider().newDataLocation(file.path.rpartition("/")[2])
+        self._uploaded[file.path] = location
+        files, source = self._catalog.jvm.java.nio.file.Files, self._staged.pop(file.path)
         stream = table.io().newOutputFile(location).createOrOverwrite()
         try:
             files.copy(self._catalog.jvm.java.io.File(str(source)).toPath(), stream)
@@ -326,26 +319,26 @@ class IcebergTable:
         if self._table is None:
             return []
         self._known, self._has_deleted_rows = {}, False
-        found = []
+        files = []
         with java_errors(str(self._name)):
             for task in _each(self._table.newScan().planFiles()):
                 if not task.deletes().isEmpty():
                     self._has_deleted_rows = True
                     continue
-                one = task.file()
-                path = str(one.location())
-                self._known[path] = one.copy()
+                file = task.file()
+                path = str(file.location())
+                self._known[path] = file.copy()
                 number = path.rpartition("/")[2].removesuffix(".parquet").rpartition("-p")[2]
-                found.append(DataFile(path, one.recordCount(), one.fileSizeInBytes(),
-                                      str(self._table.spec().partitionToPath(one.partition())).rpartition("=")[2],
+                files.append(DataFile(path, file.recordCount(), file.fileSizeInBytes(),
+                                      str(self._table.spec().partitionToPath(file.partition())).rpartition("=")[2],
                                       int(number) if number.isdigit() else 0))
-        return found
+        return files
 
-    def local(self, one: DataFile, scratch: Path) -> Path:
+    def local(self, file: DataFile, scratch: Path) -> Path:
         """Copy a file of the table into `scratch`, and return where it is.  Raises OSError."""
-        target = scratch / one.path.rpartition("/")[2]
-        with java_errors(one.path):
-            stream = self._table.io().newInputFile(one.path).newStream()
+        target = scratch / file.path.rpartition("/")[2]
+        with java_errors(file.path):
+            stream = self._table.io().newInputFile(file.path).newStream()
             try:
                 options = self._catalog.context._gateway.new_array(self._catalog.jvm.java.nio.file.CopyOption, 0)
                 self._catalog.jvm.java.nio.file.Files.copy(
@@ -354,8 +347,7 @@ class IcebergTable:
                 stream.close()
         return target
 
-    def totals(self) -> dict[str, Any]:
-        """Return rows, rejected, bytes and files of the table, and when it was last committed, in ms."""
+    def totals(self) -> Totals:
         with java_errors(str(self._name)):
             snapshot = self._table.currentSnapshot() if self._table is not None else None
             summary = dict(snapshot.summary()) if snapshot is not None else {}
@@ -395,7 +387,7 @@ def _struct(fields: Iterable[tuple[str, pa.DataType]], new_id: Callable[[], int]
 def _type(kind: pa.DataType, new_id: Callable[[], int]) -> Any:
     """Return a type of Arrow as Iceberg's JSON has it.  Raises KeyError for one that no column has."""
     if pa.types.is_struct(kind):
-        return _struct(((one.name, one.type) for one in kind), new_id)
+        return _struct(((part.name, part.type) for part in kind), new_id)
     if pa.types.is_list(kind):
         return {"type": "list", "element-id": new_id(), "element": _type(kind.value_type, new_id),
                 "element-required": False}
@@ -419,7 +411,7 @@ def _arrow(kind: Any) -> pa.DataType | None:
         return _ARROW.get(kind)
     match kind["type"]:
         case "struct":
-            parts = {one["name"]: _arrow(one["type"]) for one in kind["fields"]}
+            parts = {part["name"]: _arrow(part["type"]) for part in kind["fields"]}
             return None if None in parts.values() else pa.struct(list(parts.items()))
         case "list":
             item = _arrow(kind["element"])
@@ -437,7 +429,7 @@ def _is_widened(kind: pa.DataType, wide: pa.DataType) -> bool:
     if pa.types.is_decimal(kind) and pa.types.is_decimal(wide):
         return bool(kind.scale == wide.scale and kind.precision <= wide.precision)
     if pa.types.is_struct(kind) and pa.types.is_struct(wide):
-        return all(_is_widened(one.type, wide.field(one.name).type) for one in kind)
+        return all(_is_widened(part.type, wide.field(part.name).type) for part in kind)
     if pa.types.is_list(kind) and pa.types.is_list(wide):
         return _is_widened(kind.value_type, wide.value_type)
     if pa.types.is_map(kind) and pa.types.is_map(wide):

@@ -42,7 +42,7 @@ def kind_of(roots: Iterable[Descriptor]) -> pa.StructType:
 def own_kind(root: Descriptor) -> pa.StructType:
     """Return the Arrow type of a descriptor's messages.  Raises NoSchema."""
     left = [FIELDS_MAX]
-    return pa.struct([(one.name, _type(one, (), left)) for one in root.fields])
+    return pa.struct([(field.name, _type(field, (), left)) for field in root.fields])
 
 
 def reader(root: Descriptor, kind: pa.DataType) -> Read:
@@ -59,11 +59,11 @@ def reader(root: Descriptor, kind: pa.DataType) -> Read:
     return read
 
 
-def _is_map(one: FieldDescriptor) -> bool:
-    return one.message_type is not None and one.message_type.GetOptions().map_entry
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _type(one: FieldDescriptor, inside: tuple[str, ...], left: list[int]) -> pa.DataType:
+def _type(field: FieldDescriptor, inside: tuple[str, ...], left: list[int]) -> pa.DataType:
     """Return the Arrow type of a field.  Raises NoSchema.
 
     inside: the enclosing messages; a recursive one is bytes of the wire.  left: the number of fields that may follow.
@@ -71,43 +71,43 @@ def _type(one: FieldDescriptor, inside: tuple[str, ...], left: list[int]) -> pa.
     left[0] -= 1
     if left[0] < 0:
         raise NoSchema(f"its schema has more than {FIELDS_MAX:,} fields")
-    if one.message_type is not None and _is_map(one):
-        key, value = (_type(one.message_type.fields_by_name[name], inside, left) for name in ("key", "value"))
+    if field.message_type is not None and _is_map(field):
+        key, value = (_type(field.message_type.fields_by_name[name], inside, left) for name in ("key", "value"))
         return pa.map_(key, value)
-    if one.message_type is None:
-        is_bytes = one.cpp_type == _F.CPPTYPE_STRING and one.type == _F.TYPE_BYTES
-        kind = pa.binary() if is_bytes else _TYPES.get(one.cpp_type, pa.string())
-    elif one.message_type.full_name in inside or not one.message_type.fields:
+    if field.message_type is None:
+        is_bytes = field.cpp_type == _F.CPPTYPE_STRING and field.type == _F.TYPE_BYTES
+        kind = pa.binary() if is_bytes else _TYPES.get(field.cpp_type, pa.string())
+    elif field.message_type.full_name in inside or not field.message_type.fields:
         kind = pa.binary()
     else:
-        within = (*inside, one.message_type.full_name)
-        kind = pa.struct([(other.name, _type(other, within, left)) for other in one.message_type.fields])
-    return pa.list_(kind) if one.is_repeated else kind
+        within = (*inside, field.message_type.full_name)
+        kind = pa.struct([(other.name, _type(other, within, left)) for other in field.message_type.fields])
+    return pa.list_(kind) if field.is_repeated else kind
 
 
 def _value(message: Any, inside: tuple[str, ...]) -> dict[str, Any]:
     """Return a message's fields as `_type` has them; None for a field with presence that is not set."""
     values: dict[str, Any] = {}
-    for one in message.DESCRIPTOR.fields:
-        value = getattr(message, one.name)
-        if _is_map(one):
-            of_value = one.message_type.fields_by_name["value"]
-            values[one.name] = [(key, _one(of_value, value[key], inside)) for key in value]
-        elif one.is_repeated:
-            values[one.name] = [_one(one, item, inside) for item in value]
-        elif one.has_presence and not message.HasField(one.name):
-            values[one.name] = None
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            of_value = field.message_type.fields_by_name["value"]
+            values[field.name] = [(key, _one(of_value, value[key], inside)) for key in value]
+        elif field.is_repeated:
+            values[field.name] = [_one(field, item, inside) for item in value]
+        elif field.has_presence and not message.HasField(field.name):
+            values[field.name] = None
         else:
-            values[one.name] = _one(one, value, inside)
+            values[field.name] = _one(field, value, inside)
     return values
 
 
-def _one(one: FieldDescriptor, value: Any, inside: tuple[str, ...]) -> Any:
-    if one.enum_type is not None:
-        known = one.enum_type.values_by_number.get(value)
-        return known.name if known is not None else str(value)
-    if one.message_type is None:
+def _one(field: FieldDescriptor, value: Any, inside: tuple[str, ...]) -> Any:
+    if field.enum_type is not None:
+        name = field.enum_type.values_by_number.get(value)
+        return name.name if name is not None else str(value)
+    if field.message_type is None:
         return value
-    if one.message_type.full_name in inside or not one.message_type.fields:
+    if field.message_type.full_name in inside or not field.message_type.fields:
         return value.SerializeToString()
-    return _value(value, (*inside, one.message_type.full_name))
+    return _value(value, (*inside, field.message_type.full_name))

@@ -71,7 +71,8 @@ class Values:
     @property
     def _same(self) -> dict[bytes, Definition]:
         """The versions of the newest one's type.  Messages of others cannot be read."""
-        return {version: one for version, one in self.versions.items() if one.kind == self.newest.kind}
+        return {version: definition for version, definition in self.versions.items()
+                if definition.kind == self.newest.kind}
 
     @property
     def schema(self) -> pa.Schema:
@@ -95,8 +96,8 @@ class Values:
         """
         if self.is_raw:
             return self._form.read(payloads, versions, skipped)
-        known = pc.or_(pc.is_null(versions), pc.is_in(versions, pa.array(list(self._same), pa.binary())))
-        strange = np.flatnonzero(~known.to_numpy(zero_copy_only=False) & ~skipped)
+        is_known = pc.or_(pc.is_null(versions), pc.is_in(versions, pa.array(list(self._same), pa.binary())))
+        strange = np.flatnonzero(~is_known.to_numpy(zero_copy_only=False) & ~skipped)
         if len(strange):
             skipped = skipped.copy()
             skipped[strange] = True
@@ -111,9 +112,9 @@ def of_topic(catalogue: Catalogue, topic: TopicName) -> Values:
     newest = registry.find(catalogue, topic)
     if newest is None:
         return Values()
-    found = ((number, registry.find(catalogue, topic, number)) for number in registry.versions(catalogue, topic))
+    stored = ((number, registry.find(catalogue, topic, number)) for number in registry.versions(catalogue, topic))
     return Values(newest.definition, {number.to_bytes(8, "big"): kept.definition
-                                      for number, kept in found if kept is not None})
+                                      for number, kept in stored if kept is not None})
 
 
 def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
@@ -130,7 +131,7 @@ def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
     if kind in (S.Json, S.Avro):
         return _record(newest, versions)
     if kind == S.ProtobufNative:
-        roots = {version: protobuf_values.descriptor(one.data) for version, one in versions.items()}
+        roots = {version: protobuf_values.descriptor(definition.data) for version, definition in versions.items()}
         newest_root = protobuf_values.descriptor(newest.data)
         kind_of_all = protobuf_values.kind_of((newest_root, *reversed(roots.values())))
         readers = {version: protobuf_values.reader(root, kind_of_all) for version, root in roots.items()}
@@ -146,16 +147,16 @@ def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
 
 def _record(newest: Definition, versions: dict[bytes, Definition]) -> Form:
     """Return the form of Avro and JSON values, with the fields of all versions."""
-    definitions = {version: definition_of(one.data) for version, one in versions.items()}
+    definitions = {version: definition_of(definition.data) for version, definition in versions.items()}
     last, is_avro = definition_of(newest.data), newest.kind == S.Avro
-    names = {version: _new_names(one, last) if is_avro else {} for version, one in definitions.items()}
+    names = {version: _new_names(definition, last) if is_avro else {} for version, definition in definitions.items()}
     all_shapes = [shapes.shape_of(last, is_avro=is_avro), *(
-        _renamed(shapes.shape_of(one, is_avro=is_avro), names[version])
-        for version, one in reversed(definitions.items()))]
+        _renamed(shapes.shape_of(definition, is_avro=is_avro), names[version])
+        for version, definition in reversed(definitions.items()))]
     whole = shapes.joined_shapes(all_shapes)
     if is_avro:
-        return OneByOne(whole.kind, {version: avro_values.reader(one, whole.kind, names[version])
-                                     for version, one in definitions.items()})
+        return OneByOne(whole.kind, {version: avro_values.reader(definition, whole.kind, names[version])
+                                     for version, definition in definitions.items()})
     return (Json if whole.type == "record" and _is_plain(whole) else OneByOne)(
         whole.kind, json_values.reader(whole, is_of_java=_JAVA in newest.properties))
 
@@ -163,11 +164,11 @@ def _record(newest: Definition, versions: dict[bytes, Definition]) -> Form:
 def _new_names(older: Any, newest: Any) -> dict[str, str]:
     """Return {name of an older record's field: its name in the newest}, for fields that have another one by an alias.
     """
-    if not all(isinstance(one, dict) and one.get("type") == "record" for one in (older, newest)):
+    if not all(isinstance(definition, dict) and definition.get("type") == "record" for definition in (older, newest)):
         return {}
-    present = {one["name"] for one in newest["fields"]}
-    aliases = {alias: one["name"] for one in newest["fields"] for alias in one.get("aliases", ())}
-    had = {one["name"] for one in older["fields"]}
+    present = {part["name"] for part in newest["fields"]}
+    aliases = {alias: part["name"] for part in newest["fields"] for alias in part.get("aliases", ())}
+    had = {part["name"] for part in older["fields"]}
     return {name: aliases[name] for name in had if name not in present and aliases.get(name, name) not in had}
 
 
@@ -194,11 +195,11 @@ def _pair(newest: Definition, versions: dict[bytes, Definition]) -> Form:
 
     With separated halves the payload is the value, and the key is the message's.
     """
-    halves = {version: _halves_of(one) for version, one in versions.items()}
-    kinds = [one.kind for one in _halves_of(newest)]
+    halves = {version: _halves_of(definition) for version, definition in versions.items()}
+    kinds = [form.kind for form in _halves_of(newest)]
     for own in reversed(halves.values()):
-        kinds = [shapes.joined(kind, one.kind) for kind, one in zip(kinds, own, strict=True)]
-    reads = {version: [_widened(one, kind) for one, kind in zip(own, kinds, strict=True)]
+        kinds = [shapes.joined(kind, form.kind) for kind, form in zip(kinds, own, strict=True)]
+    reads = {version: [_widened(form, kind) for form, kind in zip(own, kinds, strict=True)]
              for version, own in halves.items()}
     if newest.properties.get("kv.encoding.type") == "SEPARATED":
         return OneByOne(pa.struct([(VALUE, kinds[1])]), {version: _one(read) for version, (_, read) in reads.items()},
@@ -218,8 +219,8 @@ def _halves_of(pair: Definition) -> list[OneByOne]:
         elif kind == S.String:
             halves.append(OneByOne(pa.string(), bytes.decode, takes_empty=True))
         else:
-            one = Definition(kind, data or b"", {})
-            form = form_of(one, {b"": one})
+            definition = Definition(kind, data or b"", {})
+            form = form_of(definition, {b"": definition})
             assert isinstance(form, OneByOne)
             halves.append(form)
     return halves
@@ -237,6 +238,6 @@ def _one(read: Read) -> Read:
 
 def _both(reads: list[Read]) -> Read:
     def read(payload: bytes) -> dict[str, Any]:
-        return {name: None if part is None else one(part)
-                for name, one, part in zip((KEY, VALUE), reads, plain_values.halves(payload), strict=True)}
+        return {name: None if half is None else read_half(half)
+                for name, read_half, half in zip((KEY, VALUE), reads, plain_values.halves(payload), strict=True)}
     return read

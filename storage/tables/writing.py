@@ -90,19 +90,19 @@ class Care:
         """
         entries = batch["entry_id"].to_numpy()
         alone = np.zeros(len(batch), bool)
-        for one in self.suspects:
-            if one.ledger_id == ledger_id:
-                alone |= (entries >= one.first) & (entries <= one.last)
+        for mark in self.suspects:
+            if mark.ledger_id == ledger_id:
+                alone |= (entries >= mark.first) & (entries <= mark.last)
         together = batch.filter(pa.array(~alone)) if alone.any() else batch
         if len(together):
-            known = together["entry_id"].to_numpy()
-            _mark(Mark(ledger_id, int(known.min()), int(known.max())), together)
+            ids = together["entry_id"].to_numpy()
+            _mark(Mark(ledger_id, int(ids.min()), int(ids.max())), together)
             yield together, ""
         for at in np.flatnonzero(alone).tolist():
-            one, entry, index = batch.slice(at, 1), int(entries[at]), batch["batch_index"][at].as_py()
+            message, entry, index = batch.slice(at, 1), int(entries[at]), batch["batch_index"][at].as_py()
             mark = Mark(ledger_id, entry, entry, -1 if index is None else index, 1)
-            _mark(mark, one)
-            yield one, self.refused.get(mark, "")
+            _mark(mark, message)
+            yield message, self.refused.get(mark, "")
 
 
 def _mark(mark: Mark, batch: pa.RecordBatch) -> None:
@@ -147,13 +147,13 @@ def write(source: Source, task: int, stretches: Iterable[Stretch], care: Care) -
                 if cancelled:
                     batch = batch.filter(pc.invert(pc.is_in(batch["entry_id"], pa.array(cancelled, pa.int64()))))
                 for piece, refused in care.pieces(batch, stretch.ledger_id):
-                    rows, beside, told = columns.rows_of(piece, number, source.values, files.schema, refused)
+                    rows, beside, rejected = columns.rows_of(piece, number, source.values, files.schema, refused)
                     files.add(rows, alone)
                     files.add(beside, alone)
                     result.rows += len(rows)
                     result.rejected += len(beside)
-                    for one in told[:max(0, _TOLD_MAX - len(result.told))]:
-                        result.told.append(_line(number, one))
+                    for message in rejected[:max(0, _TOLD_MAX - len(result.told))]:
+                        result.told.append(_line(number, message))
         result.files = files.close()
     except OSError as error:
         result.error = text_of(error)
@@ -168,10 +168,10 @@ def write(source: Source, task: int, stretches: Iterable[Stretch], care: Care) -
     return result
 
 
-def _line(number: int | None, one: columns.Rejected) -> str:
-    index = "" if one.batch_index is None else f":{one.batch_index}"
+def _line(number: int | None, rejected: columns.Rejected) -> str:
+    index = "" if rejected.batch_index is None else f":{rejected.batch_index}"
     where = "" if number is None else f"partition {number}, "
-    return f"{where}{one.ledger_id}:{one.entry_id}{index}: {one.reason}"
+    return f"{where}{rejected.ledger_id}:{rejected.entry_id}{index}: {rejected.reason}"
 
 
 class _Files:
@@ -215,19 +215,19 @@ class _Files:
             alone = f"-p{partition_id}" if partition_id else ""
             self._open[key] = _File(self._folder / f"{self._name}-{next(self._counter)}{alone}.parquet",
                                     self.schema if day else REJECTED)
-        one = self._open.pop(key)
-        self._open[key] = one                # the one that was used last is the last
-        one.add(rows)
+        file = self._open.pop(key)
+        self._open[key] = file                # the one that was used last is the last
+        file.add(rows)
         if sum(other.buffered for other in self._open.values()) > _BUFFERED_BYTES:
             max(self._open.values(), key=lambda other: other.buffered).flush()
-        if one.size >= _FILE_BYTES:
+        if file.size >= _FILE_BYTES:
             self._end(key)
 
     def _end(self, key: tuple[str, int]) -> None:
-        one, (day, partition_id) = self._open.pop(key), key
-        one.close()
+        file, (day, partition_id) = self._open.pop(key), key
+        file.close()
         folder = f"{self._content}/day={day}" if day else self._content + REJECTED_FOLDER
-        self._done.append((one.path, DataFile(f"{folder}/{one.path.name}", one.rows, one.path.stat().st_size, day,
+        self._done.append((file.path, DataFile(f"{folder}/{file.path.name}", file.rows, file.path.stat().st_size, day,
                                               partition_id)))
 
     def close(self) -> list[tuple[Path, DataFile]]:
@@ -238,8 +238,8 @@ class _Files:
 
     def abandon(self) -> None:
         """Close what is still open, without a complaint: a failure is why it is."""
-        for one in self._open.values():
-            one.abandon()
+        for file in self._open.values():
+            file.abandon()
         self._open.clear()
 
 
@@ -295,7 +295,8 @@ def writer_of(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     Floating-point columns have no statistics, as those leave out NaN: readers would pass over files and row groups that
     have rows with NaN, or take a column of 0 and NaN for one of 0 only.
     """
-    counted = [path for one in schema for path, kind in _leaves(one.name, one.type) if not pa.types.is_floating(kind)]
+    counted = [path for column in schema for path, kind in _leaves(column.name, column.type)
+               if not pa.types.is_floating(kind)]
     return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, write_statistics=counted,
                             use_dictionary=[name for name in _REPEATING if name in schema.names])
 
@@ -303,8 +304,8 @@ def writer_of(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """Yield (path, type) of the columns that a field has in a Parquet file."""
     if pa.types.is_struct(kind):
-        for one in kind:
-            yield from _leaves(f"{path}.{one.name}", one.type)
+        for part in kind:
+            yield from _leaves(f"{path}.{part.name}", part.type)
     elif pa.types.is_list(kind):
         yield from _leaves(f"{path}.list.element", kind.value_type)
     elif pa.types.is_map(kind):
@@ -331,7 +332,8 @@ def recast(path: Path, target: Path, schema: pa.Schema) -> int:
     """
     own = pq.read_schema(path)
     return _write_all([path], target, pa.schema(
-        [one.with_type(schema.field(one.name).type) if one.name in schema.names else one for one in own]))
+        [column.with_type(schema.field(column.name).type) if column.name in schema.names else column
+         for column in own]))
 
 
 def _write_all(paths: list[Path], target: Path, schema: pa.Schema) -> int:

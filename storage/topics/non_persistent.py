@@ -94,9 +94,9 @@ class NonPersistentTopic:
             assert subscription.partition is self, (self, subscription)
 
     def bind(self, policies: Policies) -> None:
-        """Apply the policies, except delays and bounds of unacknowledged messages: these need stored entries."""
+        """Apply the policies but those that need stored entries: delays, priorities, bounds of unacknowledged ones."""
         self.policies = replace(policies, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
-                                delayed_delivery=False)
+                                delayed_delivery=False, message_priority=False)
 
     @property
     def entries_in(self) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from geminga.proto.names import TopicName
 from geminga.proto.sends import IN_TRANSACTION, IS_BATCH, IS_MARKER
 from geminga.storage import format
+from geminga.storage.catalogue.kept_topics import KeptCursor
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor
@@ -22,7 +23,7 @@ from geminga.storage.cursors.state_file import State, StateFile
 from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed import persistence
 from geminga.storage.delayed.index import DelayedIndex
-from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.errors import CorruptFile, LostFiles, text_of
 from geminga.storage.ledgers import compacted_ledgers, cut_ledger, ledger_files, ledger_headers
 from geminga.storage.ledgers.checkpoints import FileSnapshot
 from geminga.storage.ledgers.ledger import Ledger
@@ -31,6 +32,7 @@ from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics import exported
+from geminga.storage.topics.cleared_backlog import ClearedBacklog
 from geminga.storage.topics.exported import Exported
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
@@ -50,6 +52,7 @@ class Partition(ManagedLedger):
     # Entries that no subscription gets, present or future: lost, cancelled, or overwritten by a hole.
     discarded: Cursor = field(default_factory=lambda: Cursor(NOBODY, EARLIEST, is_durable=True))
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    cleared: list[ClearedBacklog] = field(default_factory=list)      # that can be taken back, the first cleared first
     attached: dict[Subscription, None] = field(default_factory=dict)      # subscriptions that have consumers
     sequences: Sequences = field(default_factory=Sequences)
     deduplicates: bool = False       # messages that a producer sends again are not stored again
@@ -61,6 +64,7 @@ class Partition(ManagedLedger):
     # Entries that were discarded because they are lost; the journal has yet to be told.
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)
     slot: int = -1                   # in the owner's table of open partitions
+    moved: dict[Subscription, None] = field(default_factory=dict)      # subscriptions whose dead entries a mover gets
     policies: Policies = Policies()  # in force now
     exported: Exported | None = None      # how far nights have exported the partition; None: nothing is
     rate_limits: Limits | None = None
@@ -148,16 +152,17 @@ class Partition(ManagedLedger):
     def last_message(self) -> tuple[int, int, int]:
         """Return (ledger, entry, batch index) of the last message that consumers can get, else (-1, -1, -1).
 
-        Markers, messages of open transactions, all behind the first of them, and those of aborted ones are left out.
+        Left out are markers, messages of open transactions, all behind the first of them, those of aborted ones, and
+        what is lost or was cancelled: a reader that is told of more would wait for it without end.
         """
         if self.transactions is None and not self.discarded.bitmaps:      # nearly always
             return ManagedLedger.last_message(self)
         for ledger in reversed(self.readable_ledgers):
             for end in range(ledger.entries, 0, -_STRETCH):
                 first = max(0, end - _STRETCH)
-                is_unreadable = self.unreadable(ledger, first, end)
-                if not is_unreadable.all():
-                    entry_id = first + int(np.flatnonzero(~is_unreadable)[-1])
+                is_discarded = self.discarded.acknowledged(ledger.ledger_id, first, end)
+                if not is_discarded.all():
+                    entry_id = first + int(np.flatnonzero(~is_discarded)[-1])
                     is_batch = int(ledger.column("flags")[entry_id]) & IS_BATCH
                     messages = int(ledger.column("messages")[entry_id])
                     return ledger.ledger_id, entry_id, messages - 1 if is_batch else -1
@@ -220,11 +225,13 @@ class Partition(ManagedLedger):
     def take_acknowledged_ledgers(self, at_most: int, *, also_unexported: bool = False) -> list[Ledger]:
         """Remove at most `at_most` unneeded ledgers from the beginning of the chain; the caller unlinks them.
 
-        Durable subscriptions need the ledgers behind their mark-delete position, the next compaction those behind the
-        horizon, readers of a compacted view those behind the view's horizon, and open transactions all from their first
-        entry on.  Where a policy says so, the next export needs those behind the last one.
+        Durable subscriptions need the ledgers behind their mark-delete position, and so do cleared backlogs that can be
+        taken back.  The next compaction needs those behind the horizon, readers of a compacted view those behind the
+        view's horizon, and open transactions all from their first entry on.  Where a policy says so, the next export
+        needs those behind the last one.
         """
         needed = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
+        needed += [backlog.cursor.mark_delete for backlog in self.cleared if backlog.is_left]
         if self.compacts:
             needed.append(self.horizon)
             needed += [s.cursor.mark_delete if s.view is None else max(s.cursor.mark_delete, s.view.horizon)
@@ -248,12 +255,23 @@ class Partition(ManagedLedger):
                     subscription.dispatcher.forget(each)
                 if subscription.view is None or subscription.view.find(each.ledger_id) is None:
                     subscription.cursor.forget(each.ledger_id)
+            for backlog in self.cleared:
+                backlog.cursor.forget(each.ledger_id)
         return taken
 
     @property
     def is_closed(self) -> bool:
         """Whether no more entries will come: the topic is terminated, or has moved to another cluster."""
         return self.is_terminated or bool(self.policies.migrated_to)
+
+    @property
+    def last_stored(self) -> Position:
+        """Position of the last entry that is still there, NOWHERE without one; `last_confirmed` may be behind it.
+
+        A cursor that has acknowledged everything stays at that entry when an empty ledger is begun behind it.
+        """
+        return next(((ledger.ledger_id, ledger.last_entry) for ledger in reversed(self.ledgers) if ledger.entries),
+                    NOWHERE)
 
     @property
     def is_drained(self) -> bool:
@@ -338,6 +356,7 @@ class Partition(ManagedLedger):
     def state(self) -> State:
         """The partition's durable state, without its ledgers, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
+        cursors |= {backlog.cursor.subscription_id: backlog.cursor for backlog in self.cleared}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
         if self.transactions is not None:
             ledger_id, entry_id = self.limit or (0, 0)
@@ -349,9 +368,12 @@ class Partition(ManagedLedger):
 
 def open_partition(
     data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],
-    options: StorageOptions, known: tuple[State, StateFile] | None = None,
+    options: StorageOptions, known: tuple[State, StateFile] | None = None, kept: Sequence[KeptCursor] = (),
 ) -> Partition:
-    """Open a partition with its durable subscriptions, {name: id}.  Raises CorruptFile.
+    """Open a partition with its durable subscriptions, {name: id}, and its cleared backlogs.  Raises CorruptFile.
+
+    A partition without a ledger is new if its folder is there and has no state.  Its folder is on disk before the
+    catalogue has its id, and its state is written behind its first ledger.
 
     known: its state and state file, if recovery has read them; else they are read from disk.
     """
@@ -363,6 +385,8 @@ def open_partition(
     ledger_headers.remove_unmade(folder)
     partition.ledgers = [
         ledger_files.open_ledger(folder, partition_id, ledger_id) for ledger_id in ledger_headers.ledger_ids(folder)]
+    if not partition.ledgers and (known is not None or not folder.exists() or format.state_path(folder).exists()):
+        raise LostFiles(folder, name)
     _check_chain(partition)
     for each in partition.ledgers[:-1]:
         if not each.is_sealed:
@@ -387,12 +411,17 @@ def open_partition(
                     cursor.acknowledge(each, _set_bits(stored.discarded.bitmaps[each.ledger_id]))
             cursor.forget_acknowledged_parts()
             subscription = partition.add_subscription(text, cursor)
+            subscription.may_lack_acks = True
             subscription.advance()
             subscription.rewind()
             if stored.is_uncounted:
                 cursor.since = partition.since(cursor.mark_delete)
                 published = partition.next_message - cursor.since
                 cursor.totals[ACKNOWLEDGED] = published - cursor.backlog_messages(partition.ledgers)
+    for row in kept:
+        # Without a position, the clear that was to make the cursor was never answered.
+        if row.id in stored.cursors and stored.cursors[row.id].mark_delete != NOWHERE:
+            partition.cleared.append(ClearedBacklog(row, stored.cursors[row.id]))
     partition.withhold()
     return partition
 

@@ -19,7 +19,10 @@ WaitForExclusive, ExclusiveWithFencing = api.WaitForExclusive, api.ExclusiveWith
 
 
 class Contender(Protocol):
-    """A producer, as far as access modes need to know it."""
+    """A producer, as far as access modes need to know it.
+
+    The class Producer itself names its topic, and a topic its producers, so this file cannot import it.
+    """
 
     name: str
     access_mode: int

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
-from geminga.proto.rows import Rows, as_words, field_names, from_words
+from geminga.proto.rows import Rows, as_words, field_names, from_words, struct_of
 from geminga.proto.sends import IN_TRANSACTION, IS_MARKER, SEND_ROW, Columns
 from geminga.storage import format
 from geminga.storage.cursors.producer_sequences import NOWHERE
@@ -56,6 +56,7 @@ assert field_names(SEND_ROW) == (
     "offset", "publish_time", "broker_time", "deliver_at", "message_index", "size", "messages", "key_hash", "flags",
     "crc32c", "checksum")      # FewSends.place takes them apart
 
+_SEND = struct_of(SEND_ROW)
 Sends = list[tuple[int, Rows, memoryview]]       # [(worker, rows (n,) SEND_ROW, their entries' bytes)]
 Refused = tuple[int, int, int, int, str]         # (worker, connection, producer id, sequence id, reason)
 
@@ -262,7 +263,7 @@ def sort_few(sends: Sends, producers: ByHandle) -> FewSends:
     base = 0
     by_topic: dict[Topic, list[Send]] = {}
     for worker, rows, data in sends:
-        for row in rows.tolist():
+        for row in _SEND.iter_unpack(rows):
             producer = producers.get(row[_PRODUCER])
             if producer is not None and producer.is_ready:
                 by_topic.setdefault(producer.partition, []).append((worker, base, data, row, producer))
@@ -366,7 +367,7 @@ def _by_partition(rows: Rows, producers: ByHandle) -> tuple[Rows, list[int], lis
     handles = rows["producer"]
     first = handles.item(0)
     distinct, inverse = ([first], None) if (handles == first).all() else _distinct(handles)
-    slots: list[int] = []      # of each distinct producer's partition; -1: its rows are left out
+    slots: list[int] = []      # for each distinct producer: its partition's slot, or -1 to leave out its rows
     by_slot: dict[int, Partition] = {}
     for handle in distinct:
         producer = producers.get(handle)

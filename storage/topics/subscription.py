@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, remote_of
@@ -23,6 +24,7 @@ from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed.index import DelayedIndex, Released
+from geminga.storage.filters.sieve import Sieve
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
@@ -33,7 +35,7 @@ from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limited, Limits
 
 SubType = api.CommandSubscribe.SubType
-_SPREAD = SubType.Shared, SubType.Key_Shared
+SPREAD = SubType.Shared, SubType.Key_Shared      # types that spread entries over consumers
 _STRETCH = 4_096           # entries of a compacted view that are examined at once
 EntriesOfLedger = tuple[int, NDArray[np.int64]]      # (ledger id, entries (n,))
 EntryIds: TypeAlias = list[int] | NDArray[np.uint64] | NDArray[np.int64]
@@ -133,7 +135,8 @@ class Producer:
     identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
 
     def __post_init__(self) -> None:
-        self.identity = producer_sequences.identity(self.name, is_replicator=self.sends_positions)
+        name = names.across_segments(self.name, self.partition.name)
+        self.identity = producer_sequences.identity(name, is_replicator=self.sends_positions)
 
     def succeeds(self, other: "Producer") -> bool:
         """Whether `other` is the producer of this client or replicator on an older connection, which has yet to end."""
@@ -157,6 +160,8 @@ class Consumer:
     priority: int = 0                         # level; consumers of lower levels are served first
     ranges: list[tuple[int, int]] | None = None      # of hashes, (first, last), that a sticky consumer asks for
     is_out_of_order_allowed: bool = False
+    shares_buckets: bool = False              # `ranges` are all entry buckets of a segment, see entry_buckets.py
+    is_sole: bool = False                     # attached as Exclusive, though the subscription shares buckets by now
     epoch: int | None = None                  # the client's count of its requests to redeliver everything
     permits: int = 0                          # messages granted and not delivered; below 0 by one batch at most
     granted: int = 0                          # messages granted in all
@@ -211,7 +216,8 @@ class Dispatcher(ABC):
     """Chooses which consumer gets which entries of one subscription.  Exists while the subscription has consumers."""
 
     is_woken_by_acknowledgements = False     # an acknowledgement may let more entries be delivered
-    news_due_ms = NEVER_MS                   # when `news` has more to tell, without anything that happens before
+    reads_all_first = False                  # entries are delivered in an order that is known only once all were seen
+    news_due_ms = NEVER_MS                   # when `news` or `next_batches` has more, without anything that happens
 
     def __init__(self, subscription: "Subscription"):
         self.subscription = subscription
@@ -255,6 +261,13 @@ class Dispatcher(ABC):
         ledgers: the one of the read position, and all behind it.
         """
 
+    def takes_appended(self, position: Position, messages: int) -> Consumer | None:
+        """Return the consumer that is to get all entries from the position on, which this pass has appended.
+
+        messages: in these entries.  None: `next_batches` has to look at the entries.
+        """
+        return None
+
     def bounds_changed(self) -> None:      # noqa: B027
         """Apply policies and options, which have changed."""
 
@@ -294,6 +307,13 @@ class Dispatcher(ABC):
     @abstractmethod
     def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:
         """Note that `messages` more messages of a batch are acknowledged, and others of it are not."""
+
+    def held_up_to(self, highest: Position) -> dict[int, EntryIds]:
+        """{ledger id: entries} up to the position that a cumulative acknowledgement means where entries are spread.
+
+        Empty: it is ignored.
+        """
+        return {}
 
     @abstractmethod
     def held_by(self, consumer: Consumer) -> list[EntriesOfLedger]:
@@ -347,6 +367,9 @@ class Subscription:
     limited: Limited | None = None
     # Messages, bytes, entries delivered, messages redelivered, chunks delivered: of consumers that have left.
     departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)
+    # Whether a client may have acknowledged more than has arrived here: a connection, or an owner, has ended.
+    may_lack_acks: bool = False
+    straddling: int = 0                # entries with messages of several buckets, see entry_buckets.py
     dropped: int = 0                   # messages of a non-persistent topic that no consumer could take
     # When consumers that have left last acknowledged, were delivered an entry, and granted permits.
     last_ms: tuple[int, ...] = (0, 0, 0)
@@ -359,7 +382,10 @@ class Subscription:
     is_replicated: bool = False        # other clusters follow it
     told: int = -1                     # messages of the topic of which they know that it has passed them
     withheld: Withheld | None = None   # what open transactions acknowledge; None: nothing
+    sieve: Sieve | None = None         # the filter among `properties`; None: there is none
     transactions_ended: tuple[int, int] = (0, 0)      # that acknowledged here: committed, aborted
+    mover: Consumer | None = None      # of the process that moves dead entries away; no dispatcher knows it
+    mover_error: str = ""              # why that could not move any; "": it could, or has not tried
 
     @property
     def has_moved(self) -> bool:
@@ -371,6 +397,11 @@ class Subscription:
     def first_consumer(self) -> Consumer | None:
         """The attached consumer that attached first."""
         return next(iter(self.consumers), None)
+
+    @property
+    def everyone(self) -> list[Consumer]:
+        """The attached consumers, and the mover if there is one."""
+        return [*self.consumers, *([] if self.mover is None else [self.mover])]
 
     @property
     def is_durable(self) -> bool:
@@ -393,7 +424,7 @@ class Subscription:
     @property
     def is_spread(self) -> bool:
         """Whether entries are spread over consumers: in no order, and without cumulative acknowledgements."""
-        return self.kind in _SPREAD
+        return self.kind in SPREAD
 
     def check(self) -> None:
         """Assert what is true between passes: who is attached, and that no acknowledged entry will be delivered."""
@@ -429,11 +460,15 @@ class Subscription:
         ledger = self.find(position[0])
         return ledger is not None and -1 <= position[1] < ledger.entries
 
-    def advance(self) -> None:
-        """Move the mark-delete position over acknowledged entries behind it; a ledger of a view alone is no gap."""
-        topic, view, ledger_id = self.partition, self.view or self.partition.view, self.cursor.mark_delete[0]
+    def advance(self, cursor: Cursor | None = None) -> None:
+        """Move the mark-delete position over acknowledged entries behind it; a ledger of a view alone is no gap.
+
+        cursor: another one than the subscription's.
+        """
+        cursor = cursor or self.cursor
+        topic, view, ledger_id = self.partition, self.view or self.partition.view, cursor.mark_delete[0]
         is_before = view is not None and ledger_id < topic.ledgers[0].ledger_id
-        self.cursor.advance(topic.with_view(view, ledger_id) if is_before else topic.ledgers_from(ledger_id))
+        cursor.advance(topic.with_view(view, ledger_id) if is_before else topic.ledgers_from(ledger_id))
 
     def rewind(self) -> None:
         """Set the read position back behind the mark-delete position: unacknowledged entries are delivered again."""
@@ -441,6 +476,8 @@ class Subscription:
         self.read = ledger_id, entry_id + 1
         if self.withheld is not None:
             self.withheld.is_passed = True
+        if self.sieve is not None:      # a reset has forgotten what did not match
+            self.sieve.judged_up_to = self.read
 
     def attach(self, consumer: Consumer) -> None:
         """Add a consumer.  The subscription has a dispatcher of the consumer's type."""
@@ -472,6 +509,7 @@ class Subscription:
         its = consumer.messages_out, consumer.bytes_out, consumer.entries_out, consumer.redelivered, consumer.chunks_out
         self.departed_out = tuple(map(sum, zip(self.departed_out, its, strict=True)))
         self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
+        self.may_lack_acks = self.may_lack_acks or bool(consumer.consumed_ms)
 
     def deliverable(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
         """Entries first .. end - 1 of the ledger that are neither acknowledged, parked nor withheld, ascending."""
@@ -482,8 +520,7 @@ class Subscription:
             assert isinstance(ledger, Ledger), ledger
             self.partition.give_up_lost(ledger)
         for entries in self.cursor.unacknowledged_batches(ledger, first, end):
-            parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()
-            if parked:
+            if self.parks and len(parked := self.parked(ledger.ledger_id, entries)):
                 entries = np.setdiff1d(np.asarray(entries), parked, assume_unique=True)
             if self.withheld is not None:
                 yield from self.withheld.batches(self.cursor, ledger, entries)
@@ -500,16 +537,28 @@ class Subscription:
         """The entries among these (n,), n > 0, ascending, that are neither acknowledged, parked nor withheld."""
         first = int(entries[0])
         entries = entries[~self.cursor.acknowledged(ledger_id, first, int(entries[-1]) + 1)[entries - first]]
-        if len(entries) and (parked := self.parked(ledger_id, entries)):
+        if len(entries) and self.parks and len(parked := self.parked(ledger_id, entries)):
             entries = np.setdiff1d(entries, parked, assume_unique=True)
         if self.withheld is not None and (ledger := self.find(ledger_id)) is not None:
             entries = np.asarray(self.withheld.left_of(self.cursor, ledger, entries))
         return entries
 
-    def parked(self, ledger_id: int, entries: Entries) -> list[int]:
-        """The entries among these that are parked, because they had too many deaths."""
-        counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
-        return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
+    @property
+    def parks(self) -> bool:
+        """Whether entries may be parked."""
+        return bool(self.deaths_max or self.cursor.dead)
+
+    def parked(self, ledger_id: int, entries: Entries) -> NDArray[np.int64]:
+        """The entries among these that are parked: they had too many deaths, or go to the dead letter topic."""
+        dead, counts = self.cursor.dead.among(ledger_id, entries), None
+        if self.deaths_max and (counts := self.cursor.deaths.of(ledger_id, entries)) is not None:
+            return np.union1d(dead, np.asarray(entries, np.int64)[counts >= self.deaths_max])
+        return dead
+
+    @property
+    def counts_deliveries(self) -> bool:
+        """Whether entries that were delivered too often become dead letters."""
+        return self.is_spread and self.is_durable and self.partition.policies.dead_letter_redeliveries > 0
 
     def messages(self, ledger: ReadableLedger, entries: Entries) -> NDArray[np.uint32]:
         """The number (n,) of messages of each entry that are neither acknowledged nor withheld."""

@@ -5,6 +5,7 @@
     under_way.py           what waits for participants
     deadlines.py           when open transactions are aborted
     held_commits.py        commits that wait for a backup
+    coordinated.py         the transactions of all coordinators that the owner has
     transaction_table.py   open and ended transactions of one coordinator, and their file
     participant.py         ADD, COMMIT and ABORT in partitions of this owner
     admission.py           SENDs in transactions: stored, dropped or refused; questions to coordinators
@@ -17,5 +18,5 @@
 A client asks a coordinator, in the owner whose index is the coordinator's number.  The coordinator adds partitions to a
 transaction at their owners, decides its end in one record of its journal, and has each owner apply that.
 
-Imports: `topics/`, `catalogue/`, `runtime/`.  Start with `coordinator.py`.
+Imports: `topics/`, `open_topics/`, `catalogue/`, `runtime/`.  Start with `coordinator.py`.
 """

@@ -15,7 +15,6 @@ until the plan is placed it is in `ledger_id`, because deduplication looks for s
 """
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,10 @@ from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IN_TRANSACTION
-from geminga.storage.topics.held_sends import HeldSends, packed
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.clients import Clients
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.held_sends import HeldSends, packed
+from geminga.storage.open_topics.left_out_sends import LeftOutSends
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Sends
 from geminga.storage.topics.subscription import Producer, Topic
@@ -33,11 +34,6 @@ from geminga.storage.transactions.peers import Peers
 
 _PATIENCE_MS = 5_000      # how long SENDs wait for a coordinator before they are refused
 _OPEN, _DROPPED, _REFUSED, _ASKED = range(4)
-
-
-class _Owner(OwnerContext, Protocol):
-    @property
-    def peers(self) -> Peers: ...
 
 
 @dataclass(slots=True)
@@ -52,9 +48,9 @@ class _Questions:
 class Admission:
     """The SENDs in transactions to one owner's partitions."""
 
-    def __init__(self, owner: _Owner):
-        self._owner = owner
-        self._held = HeldSends(owner)
+    def __init__(self, decisions: Decisions, clients: Clients, left_out: LeftOutSends, peers: Peers):
+        self._decisions, self._clients, self._left_out, self._peers = decisions, clients, left_out, peers
+        self._held = HeldSends(decisions)
         self._questions: dict[Topic, _Questions] = {}      # of topics with SENDs that wait
 
     def __repr__(self) -> str:
@@ -89,9 +85,9 @@ class Admission:
             if producer.partition not in self._questions and verdict in (_DROPPED, _REFUSED):
                 is_left[mine] = False
                 if verdict == _DROPPED:
-                    self._owner.drop_sends(worker, rows[mine])
+                    self._left_out.drop(worker, rows[mine])
                 else:      # clients take any other error for a passing failure, and send again
-                    self._owner.refuse_sends(
+                    self._left_out.refuse(
                         worker, rows[mine], api.NotAllowedError, _objection(producer, transaction))
         rows, data = (rows.copy(), data) if is_left.all() else packed(rows[is_left], data)
         return worker, _with_transactions(rows), data
@@ -100,7 +96,7 @@ class Admission:
         """Whether all SENDs in transactions may be stored, as nearly always."""
         its = rows[is_in]
         return all(producer is None or self._verdict(producer, transaction, ()) == _OPEN for producer, transaction in (
-            (self._owner.producers.get(handle), transaction)
+            (self._clients.producers.by_handle.get(handle), transaction)
             for handle, transaction in set(zip(its["producer"].tolist(), its["message_index"].tolist(), strict=True))))
 
     def _by_transaction(self, rows: Rows, is_in: NDArray[np.bool_]) -> Iterator[tuple[Producer, NDArray[np.intp], int]]:
@@ -110,7 +106,7 @@ class Admission:
         of_order = rows[order]
         borders = np.flatnonzero((np.diff(of_order["message_index"]) != 0) | (np.diff(of_order["producer"]) != 0)) + 1
         for mine in np.split(order, borders) if len(order) else ():
-            producer = self._owner.producers.get(int(rows["producer"][mine[0]]))
+            producer = self._clients.producers.by_handle.get(int(rows["producer"][mine[0]]))
             if producer is not None:
                 yield producer, mine, int(rows["message_index"][mine[0]])
 
@@ -120,7 +116,7 @@ class Admission:
             return _REFUSED
         known = partition.with_transactions()
         if known.may_publish(transaction):
-            session = self._owner.sessions.get((producer.worker, producer.connection))
+            session = self._clients.sessions.of(producer)
             is_theirs = session is not None and (
                 session.is_superuser or known.belongs_to(transaction, session.role))
             return _OPEN if is_theirs else _REFUSED
@@ -131,7 +127,7 @@ class Admission:
     # -- SENDs that wait
 
     def _ask(self, topic: Topic, transaction: int) -> None:
-        questions = self._questions.setdefault(topic, _Questions(self._owner.now_ms))
+        questions = self._questions.setdefault(topic, _Questions(self._decisions.now_ms))
         if transaction not in questions.asked:
             questions.asked.add(transaction)
             questions.open.add(transaction)
@@ -139,7 +135,7 @@ class Admission:
 
     def _send(self, topic: Topic, transaction: int) -> None:
         assert isinstance(topic, Partition), topic
-        peers = self._owner.peers
+        peers = self._peers
         peers.send(names.transaction_bits(transaction)[0] % peers.owners, envelope.MAY_PUBLISH, transaction,
                    topic.partition_id, 0)
 
@@ -150,7 +146,8 @@ class Admission:
             return is_held
         handles: dict[Topic, list[int]] = {}
         for handle in np.unique(rows["producer"]).tolist():
-            if (producer := self._owner.producers.get(handle)) is not None and producer.partition in self._questions:
+            producer = self._clients.producers.by_handle.get(handle)
+            if producer is not None and producer.partition in self._questions:
                 handles.setdefault(producer.partition, []).append(handle)
         for topic, some in handles.items():
             is_its = np.isin(rows["producer"], some)
@@ -172,7 +169,7 @@ class Admission:
     def overdue(self) -> list[tuple[Sends, set[int]]]:
         """Return what `answered` does, for topics whose coordinators have been silent for too long."""
         late = [topic for topic, questions in self._questions.items()
-                if not 0 <= self._owner.now_ms - questions.since_ms < _PATIENCE_MS]
+                if not 0 <= self._decisions.now_ms - questions.since_ms < _PATIENCE_MS]
         asked = [self._questions[topic].asked for topic in late]
         return [(self._take(topic), some) for topic, some in zip(late, asked, strict=True)]
 
@@ -185,7 +182,7 @@ class Admission:
         """Repeat the questions to an owner whose process may be a new one."""
         for topic, questions in self._questions.items():
             for transaction in questions.open:
-                if names.transaction_bits(transaction)[0] % self._owner.peers.owners == owner_index:
+                if names.transaction_bits(transaction)[0] % self._peers.owners == owner_index:
                     self._send(topic, transaction)
 
     def release(self, topic: Topic) -> None:

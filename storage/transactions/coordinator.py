@@ -9,24 +9,23 @@ a transaction that its coordinator does not know, nothing was ever committed, so
 An owner is the coordinator with its own index as number.  When the number of owners has become smaller, it also ends
 the transactions of coordinators that have no owner any more.
 """
-import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sized
 from functools import partial
-from itertools import islice
-from typing import Protocol
 
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.ledgers import journal_ops
-from geminga.storage.ledgers.checkpoints import Changed
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.session import Session, Sessions
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.runtime.routing import owner_of
-from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.session import Session
-from geminga.storage.topics.watcher import Watcher
 from geminga.storage.transactions import named, transaction_table
+from geminga.storage.transactions.coordinated import Transactions
 from geminga.storage.transactions.deadlines import Deadlines
 from geminga.storage.transactions.held_commits import HeldCommits
 from geminga.storage.transactions.peers import Peers
@@ -55,40 +54,37 @@ _GONE = -1                           # in place of an owner's index: the partiti
 DURATIONS_MS = 10, 20, 50, 100, 500, 1_000, 5_000, 15_000, 30_000, 60_000, 300_000, 1_500_000, 3_000_000
 
 
-class _Owner(OwnerContext, Protocol):
-    @property
-    def peers(self) -> Peers: ...
-
-    def note_for(self, changed: Changed, op: bytes) -> None: ...
-
-
 class Coordinator(Watcher):
     """The transactions that one owner coordinates."""
 
-    def __init__(self, owner: _Owner, tables: dict[int, TransactionTable], *, has_moved: bool):
+    def __init__(self, decisions: Decisions, sessions: Sessions, topics: TopicTable, reports: Reports, peers: Peers,
+                 tables: dict[int, TransactionTable], *, has_moved: bool):
         """Take over recovered tables, by number of the coordinator.
 
         has_moved: the number of owners has changed, so other owners may still be writing tables that are this owner's
         now.  Transactions can be used once all other owners have been reported by `owner_is_up`.
         """
-        self._owner, self._tables = owner, tables
+        self._decisions, self._sessions, self._topics = decisions, sessions, topics
+        self._reports, self._peers, self.transactions = reports, peers, Transactions(tables)
         self.created = self.committed = self.aborted = self.timed_out = 0      # transactions, since the start
         self.appended = 0                                    # changes in the journal, since the start
         self.durations = [0] * (len(DURATIONS_MS) + 1)       # of ended ones, by DURATIONS_MS; the last are longer
-        self._deadlines = Deadlines(self)
+        self._deadlines = Deadlines(self.transactions)
         self._under_way: dict[int, UnderWay] = {}           # by transaction
         self._owners: dict[int, int] = {}                    # partition id -> index of its owner, or _GONE
         self._waiting: dict[Request, None] = {}             # for other owners
         self.held = HeldCommits()
         self._early: list[Callable[[], None]] = []           # questions that came before `_begin`
-        self._missing = set(range(owner.peers.owners)) - {owner.peers.index} if has_moved else set()
+        self._missing = set(range(peers.owners)) - {peers.index} if has_moved else set()
         self.is_ready = False      # whether transactions may be used
         self.newest = 0            # the transaction that began last, since the start
+        # By session of the broker's own processes: the last one that it began.  These have one at a time.
+        self._newest_of: dict[tuple[int, int], int] = {}
         if not self._missing:
             self._begin()
 
     def __repr__(self) -> str:
-        return f"<Coordinator ready={self.is_ready} open={self.active} under_way={len(self._under_way)}>"
+        return f"<Coordinator ready={self.is_ready} {self.transactions!r} under_way={len(self._under_way)}>"
 
     @property
     def waits_for_owners(self) -> bool:
@@ -96,30 +92,9 @@ class Coordinator(Watcher):
         return bool(self._missing)
 
     @property
-    def active(self) -> int:
-        """Number of transactions that have not ended."""
-        return sum(len(table.by_id) for table in self._tables.values())
-
-    @property
-    def oldest(self) -> int:
-        """The lowest id of a transaction that has not ended, 0 without any: ids of a coordinator ascend."""
-        return min((next(iter(table.by_id)) for table in self._tables.values() if table.by_id), default=0)
-
-    @property
-    def open_transactions(self) -> list[Transaction]:
-        """All transactions that have not ended."""
-        return [each for table in self._tables.values() for each in table.by_id.values()]
-
-    @property
     def unanswered(self) -> int:
         """Number of decided ends that partitions have not carried out yet."""
         return sum(len(each.left) for each in self._under_way.values())
-
-    def longest_open(self, is_wanted: Callable[[Transaction], bool], most: int) -> list[Transaction]:
-        """Return the first `most` wanted ones of the transactions that have not ended, the longest open first."""
-        wanted = heapq.merge(*(filter(is_wanted, table.by_id.values()) for table in self._tables.values()),
-                             key=lambda each: each.opened_ms)
-        return list(islice(wanted, most))
 
     def left_of(self, transaction: Transaction) -> set[int]:
         """Return the ids of partitions in which a transaction has not ended yet, although its end is decided."""
@@ -128,20 +103,20 @@ class Coordinator(Watcher):
 
     def _begin(self) -> None:
         """Read tables that no op of the journal has changed, and go on with transactions that have not ended."""
-        owner, peers = self._owner, self._owner.peers
-        for path in (owner.data_dir / "transactions").glob("*"):
+        peers = self._peers
+        for path in (self._topics.data_dir / "transactions").glob("*"):
             number = int(path.name) if path.name.isdigit() else -1
-            if number >= 0 and number % peers.owners == peers.index and number not in self._tables:
-                table = self._tables[number] = transaction_table.read(owner.data_dir, number)
+            if number >= 0 and number % peers.owners == peers.index and number not in self.transactions.tables:
+                table = self.transactions.tables[number] = transaction_table.read(self._topics.data_dir, number)
                 for text in table.damage:
-                    owner.report_damage(text)
-        if peers.index not in self._tables:
-            self._tables[peers.index] = transaction_table.read(owner.data_dir, peers.index)
+                    self._reports.damage(text)
+        if peers.index not in self.transactions.tables:
+            self.transactions.tables[peers.index] = transaction_table.read(self._topics.data_dir, peers.index)
         self.is_ready = True
-        for transaction in self.open_transactions:
+        for transaction in self.transactions.open:
             self._deadlines.add(transaction)
             if transaction.state != OPEN:
-                transaction.decided_ms = owner.now_ms
+                transaction.decided_ms = self._decisions.now_ms
                 self._of(transaction).left.update(partition_id for partition_id, _ in transaction.added)
             self._repeat(transaction)
         while self._early:
@@ -153,7 +128,7 @@ class Coordinator(Watcher):
         """Repeat to an owner that serves now what its last process may not have made durable."""
         self._missing.discard(index)
         if self.is_ready:
-            for transaction in self.open_transactions:
+            for transaction in self.transactions.open:
                 self._repeat(transaction, index)
         elif not self._missing:
             self._begin()
@@ -173,12 +148,12 @@ class Coordinator(Watcher):
 
     def _send_add(self, to: int, transaction: Transaction, partition_id: int, subscription_id: int) -> None:
         """Tell a participant what was added to a transaction, and whose it is."""
-        self._owner.peers.send(to, envelope.ADD, transaction.transaction, partition_id, subscription_id,
-                               transaction.role.hash)
+        self._peers.send(to, envelope.ADD, transaction.transaction, partition_id, subscription_id,
+                         transaction.role.hash)
 
     def added(self, transaction_id: int, partition_id: int, subscription_id: int) -> None:
         """Note that a participant knows a partition or subscription to be in the transaction."""
-        transaction = self.find(transaction_id)      # an ADD of a former process may arrive behind the end
+        transaction = self.transactions.find(transaction_id)      # an ADD of a former process may arrive behind the end
         if transaction is None or (transaction.state != OPEN and partition_id not in self._of(transaction).left):
             return self.asked(transaction_id, partition_id)
         if (waiting := self._under_way.get(transaction_id)) is not None:
@@ -191,7 +166,7 @@ class Coordinator(Watcher):
 
     def ended(self, transaction_id: int, partition_id: int) -> None:
         """Note that a participant has ended the transaction in a partition, durably."""
-        transaction = self.find(transaction_id)
+        transaction = self.transactions.find(transaction_id)
         if transaction is not None and transaction.state != OPEN:
             self._of(transaction).left.discard(partition_id)
             self._finish_if_done(transaction)
@@ -204,14 +179,13 @@ class Coordinator(Watcher):
         if not self.is_ready:
             self._early.append(partial(self.asked, transaction_id, partition_id))
             return
-        transaction, to = self.find(transaction_id), self._owner_of(partition_id)
+        transaction, to = self.transactions.find(transaction_id), self._owner_of(partition_id)
         if to == _GONE:
             return
         if transaction is None:
-            table = self._tables.get(names.transaction_bits(transaction_id)[0])
-            how = table.ended(transaction_id) if table is not None else None
+            how = self.transactions.ended(transaction_id)
             what = envelope.COMMIT if how is not None and how[0] == COMMITTED else envelope.ABORT
-            self._owner.peers.send(to, what, transaction_id, partition_id, 0)
+            self._peers.send(to, what, transaction_id, partition_id, 0)
         elif transaction.state == OPEN:
             if all(used[0] != partition_id for used in transaction.added):
                 self._add(transaction, (partition_id, 0))
@@ -227,9 +201,9 @@ class Coordinator(Watcher):
         if not self.is_ready:
             self._early.append(partial(self.may_publish, transaction_id, partition_id))
             return
-        transaction, what = self.find(transaction_id), envelope.REFUSED
+        transaction, what = self.transactions.find(transaction_id), envelope.REFUSED
         if transaction is None:
-            if self.outcome(transaction_id) == ABORTED:
+            if self.transactions.outcome(transaction_id) == ABORTED:
                 what = envelope.ABORT
         elif transaction.state == ABORTING:
             self._of(transaction).left.add(partition_id)
@@ -238,7 +212,7 @@ class Coordinator(Watcher):
             what = envelope.ADD
         if (to := self._owner_of(partition_id)) != _GONE:
             role = transaction.role.hash if transaction is not None else 0
-            self._owner.peers.send(to, what, transaction_id, partition_id, 0, role)
+            self._peers.send(to, what, transaction_id, partition_id, 0, role)
 
     def _is_added(self, transaction: Transaction, partition_id: int) -> bool:
         """Whether a transaction may publish to a partition.
@@ -247,11 +221,12 @@ class Coordinator(Watcher):
         """
         if (partition_id, 0) in transaction.added:
             return True
-        name = self._owner.catalogue.partitions.name_of(partition_id)
+        name = self._topics.catalogue.partitions.name_of(partition_id)
         if name is None or not transaction.promised or named.hash_of(name) not in transaction.promised:
             return False
         self._add(transaction, (partition_id, 0))
-        self._owner.answer_needs_sync()      # the partition's owner may store what the transaction does before we sync
+        # Otherwise the partition's owner may store what the transaction does before we sync.
+        self._decisions.answer_needs_sync()
         return True
 
     def may_acknowledge(self, transaction_id: int, partition_id: int, subscription_id: int) -> None:
@@ -259,21 +234,21 @@ class Coordinator(Watcher):
         if not self.is_ready:
             self._early.append(partial(self.may_acknowledge, transaction_id, partition_id, subscription_id))
             return
-        transaction, what, role = self.find(transaction_id), envelope.REFUSED, 0
+        transaction, what, role = self.transactions.find(transaction_id), envelope.REFUSED, 0
         if transaction is not None and transaction.state == OPEN and self._may_acknowledge(
                 transaction, partition_id, subscription_id):
             what, role = envelope.ADD, transaction.role.hash
         if (to := self._owner_of(partition_id)) != _GONE:
-            self._owner.peers.send(to, what, transaction_id, partition_id, subscription_id, role)
+            self._peers.send(to, what, transaction_id, partition_id, subscription_id, role)
 
     def _may_acknowledge(self, transaction: Transaction, partition_id: int, subscription_id: int) -> bool:
         """Whether a transaction may acknowledge on a subscription, which is there now if it was not when added."""
         if transaction.added & {(partition_id, subscription_id), (partition_id, named.NOT_STORED)}:
             return True
         if transaction.promised and named.subscription_hash(
-                self._owner, partition_id, subscription_id) in transaction.promised:
+                self._topics.catalogue, partition_id, subscription_id) in transaction.promised:
             self._add(transaction, (partition_id, subscription_id))
-            self._owner.answer_needs_sync()      # as in `_is_added`
+            self._decisions.answer_needs_sync()      # as in `_is_added`
             return True
         return False
 
@@ -281,23 +256,26 @@ class Coordinator(Watcher):
 
     def new(self, session: Session, request_id: int, coordinator: int, lifetime_ms: int) -> None:
         """Begin a transaction, and answer its client.  Raises Refusal, StorageFull, NotDurable."""
-        owner, number = self._owner, self._owner.peers.index
+        number = self._peers.index
         if not self.is_ready or coordinator != number or number > names.COORDINATOR_MAX:
             raise _no_coordinator(coordinator)
-        table, maximum = self._tables[number], owner.options.max_active_transactions
+        table, maximum = self.transactions.tables[number], self._topics.options.current.max_active_transactions
         if maximum and len(table.by_id) >= maximum:
             raise Refusal(api.TooManyRequests, f"Coordinator {number} has {maximum} active transactions already")
-        least = owner.catalogue.ids.next_transaction()
+        least = self._topics.catalogue.ids.next_transaction()
         transaction_id = names.transaction(number, least)
         assert transaction_id is not None, (number, least)
         lifetime_ms = min(lifetime_ms, _LIFETIME_MAX_MS) if lifetime_ms >= LIFETIME_MIN_MS else 0
         transaction = Transaction(
-            transaction_id, transaction_table.role(session.role), owner.now_ms, lifetime_ms, role_name=session.role)
+            transaction_id, transaction_table.role(session.role), self._decisions.now_ms, lifetime_ms,
+            role_name=session.role)
         table.by_id[transaction_id] = transaction
         self._deadlines.add(transaction)
-        self._append(table, transaction.op())
+        self._append(transaction, transaction.op())
         self.created, self.newest = self.created + 1, transaction_id
-        owner.outbox(session.worker).reply(
+        if session.is_replicator:
+            self._newest_of[session.key] = transaction_id
+        self._decisions.outbox(session.worker).reply(
             session.connection, responses.new_transaction(request_id, number, least), request_id=request_id)
 
     def add(self, session: Session, request_id: int, bits: tuple[int, int], wanted: list[tuple[str, str | None]],
@@ -311,13 +289,13 @@ class Coordinator(Watcher):
         if transaction.state != OPEN:
             raise _ending(transaction)
         _check_room(self._waiting)
-        self._promise(transaction, {*named.promised(self._owner, wanted)} - transaction.promised)
+        self._promise(transaction, {*named.promised(self._topics, wanted)} - transaction.promised)
         request, found = Request(session, request_id, kind, answer), self._found(transaction, wanted)
         for used, to in found.items():
             if used not in transaction.added:
                 self._add(transaction, used)
-                if to != self._owner.peers.index:      # its owner may store what the transaction does before we sync
-                    self._owner.answer_needs_sync()
+                if to != self._peers.index:      # else `to` may store what a crash here forgets
+                    self._decisions.answer_needs_sync()
             self._of(transaction).adding.setdefault(used, []).append(request)
             self._waiting[request] = None
             request.left += 1
@@ -332,7 +310,7 @@ class Coordinator(Watcher):
         Raises Refusal, StorageFull.
         """
         found = {}
-        for used, name, written in named.stored(self._owner, wanted):
+        for used, name, written in named.stored(self._topics, wanted):
             found[used] = self._owner_of(used[0], name)
             transaction.written[str(name)] = written
         return found
@@ -346,20 +324,19 @@ class Coordinator(Watcher):
             raise Refusal(api.NotAllowedError, f"A transaction takes {PROMISED_MAX} topics that do not exist")
         for topic in topics:
             transaction.promised.add(topic)
-            self._append(self._table(transaction), journal_ops.promised_to_transaction(transaction.transaction, topic))
+            self._append(transaction, journal_ops.promised_to_transaction(transaction.transaction, topic))
         if topics:
-            self._owner.answer_needs_sync()
+            self._decisions.answer_needs_sync()
 
     def _add(self, transaction: Transaction, used: Used) -> None:
         transaction.added.add(used)
-        self._append(self._table(transaction), journal_ops.added_to_transaction(transaction.transaction, *used))
+        self._append(transaction, journal_ops.added_to_transaction(transaction.transaction, *used))
 
     def end(self, session: Session, request_id: int, bits: tuple[int, int], kind: int, answer: Answer, *,
             commits: bool) -> None:
         """Commit or abort a transaction, and answer the client when all its partitions have.  Raises Refusal."""
         known = names.transaction(*bits)
-        table = self._tables.get(bits[0])
-        how = table.ended(known) if known is not None and table is not None else None
+        how = None if known is None else self.transactions.ended(known)
         if known is not None and how is not None and _may_use(session, how[1]):
             if known in session.told_ended:      # only a client that may have lost the answer asks again by right
                 raise Refusal(api.TransactionNotFound, f"Transaction {names.transaction_text(known)} has ended")
@@ -392,25 +369,33 @@ class Coordinator(Watcher):
 
     def backed_up(self) -> dict[int, bytes]:
         """Return the content of each coordinator's table in a backup, by number.  Raises Refusal: it comes too late."""
-        self.held.check_cut(self._owner.now_ms)
-        return {number: table.encode(of_backup=True) for number, table in self._tables.items()}
+        self.held.check_cut(self._decisions.now_ms)
+        return {number: table.encode(of_backup=True) for number, table in self.transactions.tables.items()}
 
     def abort(self, transaction_id: int) -> bool:
         """Abort a transaction for an administrator; return whether it was open."""
-        transaction = self.find(transaction_id)
+        transaction = self.transactions.find(transaction_id)
         if transaction is None or transaction.state != OPEN:
             return False
         self._decide(transaction, commits=False)
         self._finish_if_done(transaction)
         return True
 
+    def session_ended(self, session: Session) -> None:
+        """Abort the transaction that one of the broker's own processes has left open: nobody goes on with it.
+
+        Clients may: they connect again and end theirs.
+        """
+        if (transaction_id := self._newest_of.pop(session.key, None)) is not None:
+            self.abort(transaction_id)
+
     # -- the end
 
     def _decide(self, transaction: Transaction, *, commits: bool) -> None:
         """Decide the end of an open transaction, and tell all of its partitions."""
-        transaction.state, transaction.decided_ms = COMMITTING if commits else ABORTING, self._owner.now_ms
-        self._append(self._table(transaction), transaction.op())
-        self._owner.answer_needs_sync()
+        transaction.state, transaction.decided_ms = COMMITTING if commits else ABORTING, self._decisions.now_ms
+        self._append(transaction, transaction.op())
+        self._decisions.answer_needs_sync()
         waiting = self._of(transaction)
         refused = {id(request): request for requests in waiting.adding.values() for request in requests}
         waiting.adding.clear()
@@ -428,27 +413,28 @@ class Coordinator(Watcher):
             if to == _GONE:
                 left.discard(partition_id)
             else:
-                self._owner.peers.send(to, what, transaction.transaction, partition_id, 0)
+                self._peers.send(to, what, transaction.transaction, partition_id, 0)
         self._finish_if_done(transaction)
 
     def _finish_if_done(self, transaction: Transaction) -> None:
         """If all partitions have ended the transaction, answer whoever waits, and forget it but for its end."""
         waiting = self._of(transaction)
-        table, owner = self._table(transaction), self._owner
+        table = self.transactions.table_of(transaction)
         if waiting.left:
             return
         if transaction.transaction in table.by_id:
-            self._append(table, table.end(transaction, commits=transaction.commits, now_ms=owner.now_ms))
-            self.durations[bisect_left(DURATIONS_MS, owner.now_ms - transaction.opened_ms)] += 1
+            now_ms = self._decisions.now_ms
+            self._append(transaction, table.end(transaction, commits=transaction.commits, now_ms=now_ms))
+            self.durations[bisect_left(DURATIONS_MS, self._decisions.now_ms - transaction.opened_ms)] += 1
             self.committed += transaction.commits
             self.aborted += not transaction.commits
         for request in waiting.ending:
             self._tell_end(request, transaction.transaction)
         del self._under_way[transaction.transaction]
 
-    def _append(self, table: TransactionTable, op: bytes) -> None:
+    def _append(self, transaction: Transaction, op: bytes) -> None:
         """Note a change of a transaction for the journal."""
-        self._owner.note_for(table, op)
+        self._decisions.note_for(self.transactions.table_of(transaction), op)
         self.appended += 1
 
     def _tell_end(self, request: Request, transaction_id: int) -> None:
@@ -476,46 +462,32 @@ class Coordinator(Watcher):
     def tick(self, now_ms: int) -> None:
         """Repeat what participants have not answered, and forget what ended long ago; called once a second."""
         for transaction_id, waiting in list(self._under_way.items()):
-            if (transaction := self.find(transaction_id)) is not None and waiting.is_late(now_ms):
+            if (transaction := self.transactions.find(transaction_id)) is not None and waiting.is_late(now_ms):
                 self._repeat(transaction)
-        for table in self._tables.values():
+        for table in self.transactions.tables.values():
             table.forget_ended(now_ms)
         self._owners.clear()      # partitions may have been deleted
 
     # -- tables
 
-    def outcome(self, transaction_id: int) -> int | None:
-        """Return COMMITTED or ABORTED of a transaction that ended lately, None of any other."""
-        table = self._tables.get(names.transaction_bits(transaction_id)[0])
-        ended = table.ended(transaction_id) if table is not None else None
-        return None if ended is None else ended[0]
-
-    def find(self, transaction_id: int) -> Transaction | None:
-        """Return a transaction that has not ended, None if there is none with that id."""
-        table = self._tables.get(names.transaction_bits(transaction_id)[0])
-        return None if table is None else table.by_id.get(transaction_id)
-
     def _mine(self, session: Session, bits: tuple[int, int]) -> Transaction:
         """Return a transaction that has not ended, and that this client may use.  Raises Refusal."""
         transaction_id = names.transaction(*bits)
-        if not self.is_ready or (bits[0] not in self._tables and bits[0] >= self._owner.peers.owners):
+        if not self.is_ready or (bits[0] not in self.transactions.tables and bits[0] >= self._peers.owners):
             raise _no_coordinator(bits[0])
-        transaction = self.find(transaction_id) if transaction_id is not None else None
+        transaction = self.transactions.find(transaction_id) if transaction_id is not None else None
         if transaction is None or not _may_use(session, transaction.role):
             raise Refusal(api.TransactionNotFound, f"Transaction ({bits[0]},{bits[1]}) is unknown or has ended")
         return transaction
 
-    def _table(self, transaction: Transaction) -> TransactionTable:
-        return self._tables[names.transaction_bits(transaction.transaction)[0]]
-
     def _of(self, transaction: Transaction) -> UnderWay:
-        return self._under_way.setdefault(transaction.transaction, UnderWay(self._owner.now_ms))
+        return self._under_way.setdefault(transaction.transaction, UnderWay(self._decisions.now_ms))
 
     def _owner_of(self, partition_id: int, name: TopicName | None = None) -> int:
         """Return the index of a partition's owner, _GONE of a deleted partition."""
         if partition_id not in self._owners:
-            text = self._owner.catalogue.partitions.name_of(partition_id) if name is None else str(name)
-            self._owners[partition_id] = _GONE if text is None else owner_of(text, self._owner.peers.owners)
+            text = self._topics.catalogue.partitions.name_of(partition_id) if name is None else str(name)
+            self._owners[partition_id] = _GONE if text is None else owner_of(text, self._peers.owners)
         return self._owners[partition_id]
 
     # -- answers
@@ -525,8 +497,8 @@ class Coordinator(Watcher):
 
     def _write(self, request: Request, frame: bytes) -> None:
         self._waiting.pop(request, None)
-        if self._owner.has(request.session):
-            self._owner.outbox(request.session.worker).reply(
+        if self._sessions.has(request.session):
+            self._decisions.outbox(request.session.worker).reply(
                 request.session.connection, frame, request_id=request.request_id)
 
 

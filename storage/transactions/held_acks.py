@@ -6,17 +6,17 @@
 The coordinator is asked.  Once it has answered, the ACK is carried out, or refused, as if it had just come.  Plain ACKs
 and messages are not held back: no promise depends on their order with an ACK whose client has no answer yet.
 """
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.session import Session, Sessions
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Subscription
-from geminga.storage.topics.watcher import Watcher
 from geminga.storage.transactions.peers import Peers
 
 _PATIENCE_MS = 5_000           # how long ACKs wait for a coordinator before they are refused
@@ -24,11 +24,6 @@ _HELD_MAX = 10_000             # ACKs of one owner that wait
 _HELD_BYTES_MAX = 16 << 20     # their size: one may have 100,000 message ids and more
 
 _Question = tuple[int, int, int]      # transaction, partition id, subscription id
-
-
-class _Owner(OwnerContext, Protocol):
-    @property
-    def peers(self) -> Peers: ...
 
 
 @dataclass(slots=True)
@@ -42,8 +37,10 @@ class _Waiting:
 class HeldAcks(Watcher):
     """The ACKs in transactions to one owner's subscriptions that wait for coordinators."""
 
-    def __init__(self, owner: _Owner):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, sessions: Sessions, peers: Peers,
+                 carry_out: Callable[[Session, api.BaseCommand], None]):
+        """carry_out: carries out a command that has waited."""
+        self._decisions, self._sessions, self._peers, self._carry_out_command = decisions, sessions, peers, carry_out
         self._waiting: dict[_Question, _Waiting] = {}
         self._answered: _Question | None = None      # whose ACKs are being carried out
         self._held = self._bytes = 0                 # ACKs that wait
@@ -63,7 +60,7 @@ class HeldAcks(Watcher):
         if self._held >= _HELD_MAX or self._bytes + size > _HELD_BYTES_MAX:
             raise Refusal(api.TransactionCoordinatorNotFound, "Too many acknowledgements wait for a coordinator")
         if question not in self._waiting:
-            self._waiting[question] = _Waiting(self._owner.now_ms)
+            self._waiting[question] = _Waiting(self._decisions.now_ms)
             self._ask(question)
         self._waiting[question].acks.append((session, ack))
         self._held += 1
@@ -71,11 +68,11 @@ class HeldAcks(Watcher):
         return True
 
     def _ask(self, question: _Question) -> None:
-        self._owner.peers.send(self._coordinator_of(question), envelope.MAY_ACKNOWLEDGE, *question)
+        self._peers.send(self._coordinator_of(question), envelope.MAY_ACKNOWLEDGE, *question)
 
     def _coordinator_of(self, question: _Question) -> int:
         """Return the index of the owner that has the transaction's coordinator."""
-        return names.transaction_bits(question[0])[0] % self._owner.peers.owners
+        return names.transaction_bits(question[0])[0] % self._peers.owners
 
     def answered(self, transaction: int, partition_id: int, subscription_id: int) -> None:
         """Carry out the ACKs that waited for this question, which their coordinator has answered."""
@@ -94,8 +91,8 @@ class HeldAcks(Watcher):
         self._answered = question
         try:
             for session, ack in waiting.acks:
-                if self._owner.has(session):
-                    self._owner.carry_out(session, api.BaseCommand(type=api.BaseCommand.ACK, ack=ack))
+                if self._sessions.has(session):
+                    self._carry_out_command(session, api.BaseCommand(type=api.BaseCommand.ACK, ack=ack))
         finally:
             self._answered = None
 

@@ -8,30 +8,45 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.transactions.transaction_table import Used
 
 NOT_STORED = (1 << 32) - 1           # in place of the id of a subscription that is not stored
 
 
-def stored(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[tuple[Used, TopicName, str]]:
+def stored(topics: TopicTable, wanted: list[tuple[str, str | None]]) -> Iterator[tuple[Used, TopicName, str]]:
     """Yield (ids, topic, the topic's name as the client wrote it) for each pair in `wanted` whose topic is stored.
 
     wanted: pairs (topic, subscription or None).  ids: see `_ids`.  Raises Refusal before the first one, StorageFull.
     """
     for name, written, subscription in [(names.parse(topic), topic, subscription) for topic, subscription in wanted]:
-        if name.is_persistent and (used := _ids(owner, name, subscription)) is not None:
+        if name.is_persistent and (used := _ids(topics, name, subscription)) is not None:
             yield used, name, written
 
 
-def promised(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
-    """Yield `hash_of` each pair in `wanted` whose topic is not stored.  wanted: as in `stored`.  Raises Refusal."""
+def promised(topics: TopicTable, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
+    """Yield `hash_of` each pair in `wanted` whose topic is not stored.  wanted: as in `stored`.
+
+    Raises Refusal, also for what nobody can publish to: a scalable topic, or the name of a segment that is made up.
+    """
     for topic, subscription in wanted:
         name = names.parse(topic)
-        if name.is_persistent and _ids(owner, name, None) is None:
+        if name.is_persistent and _ids(topics, name, None) is None:
+            if subscription is None and (name.is_segment or name.is_scalable):
+                _refuse_made_up(topics, name)
             yield hash_of(str(name), subscription)
+
+
+def _refuse_made_up(topics: TopicTable, name: TopicName) -> None:
+    if name.is_scalable:
+        raise Refusal(api.NotAllowedError, f"{name} is a scalable topic: its segments are used")
+    if not topics.catalogue.topics.exists(name):
+        raise Refusal(api.TopicNotFound, f"{name.base} has no segment {name}")
 
 
 def hash_of(topic: str, subscription: str | None = None) -> bytes:
@@ -42,25 +57,25 @@ def hash_of(topic: str, subscription: str | None = None) -> bytes:
     return blake2b(of_topic + subscription.encode(), digest_size=format.PROMISED_SIZE, person=b"subscription").digest()
 
 
-def subscription_hash(owner: OwnerContext, partition_id: int, subscription_id: int) -> bytes | None:
+def subscription_hash(catalogue: Catalogue, partition_id: int, subscription_id: int) -> bytes | None:
     """Return `hash_of` a stored subscription; None if it is not stored."""
-    topic = owner.catalogue.partitions.name_of(partition_id)
-    known = {number: name for name, number in owner.catalogue.subscriptions.ids(partition_id).items()}
+    topic = catalogue.partitions.name_of(partition_id)
+    known = {number: name for name, number in catalogue.subscriptions.ids(partition_id).items()}
     return None if topic is None or subscription_id not in known else hash_of(topic, known[subscription_id])
 
 
-def _ids(owner: OwnerContext, name: TopicName, subscription: str | None) -> Used | None:
+def _ids(topics: TopicTable, name: TopicName, subscription: str | None) -> Used | None:
     """Return (the partition's id, the subscription's, NOT_STORED or 0), None without such a partition.
 
     The catalogue is asked only about what is not open in this owner: that takes as long as the rest of the command.
     """
-    if (partition := owner.by_name.get(name)) is not None:
+    if (partition := topics.by_name.get(name)) is not None:
         if subscription is None:
             return partition.partition_id, 0
         known = partition.subscriptions.get((subscription, True))
         return partition.partition_id, NOT_STORED if known is None else known.cursor.subscription_id
-    if (found := owner.catalogue.partitions.find(name)) is None:
+    if (found := topics.catalogue.partitions.find(name)) is None:
         return None
     if subscription is None:
         return found[0], 0
-    return found[0], owner.catalogue.subscriptions.ids(found[0]).get(subscription, NOT_STORED)
+    return found[0], topics.catalogue.subscriptions.ids(found[0]).get(subscription, NOT_STORED)

@@ -1,5 +1,4 @@
 """The part of an owner's partitions in transactions: what coordinators add to a transaction, and how it ends here."""
-from typing import Protocol
 
 import numpy as np
 
@@ -9,25 +8,24 @@ from geminga.storage.cursors.cursor import SKIPPED, entries_of
 from geminga.storage.cursors.open_transactions import OpenTransaction
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.ledgers import journal_ops
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.publisher import Publisher
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.watcher import Watcher
 from geminga.storage.transactions import pending, publishing
 from geminga.storage.transactions.peers import Peers
-
-
-class _Owner(OwnerContext, Protocol):
-    @property
-    def peers(self) -> Peers: ...
 
 
 class Participant(Watcher):
     """The transactions in one owner's partitions, of all coordinators."""
 
-    def __init__(self, owner: _Owner):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, topics: TopicTable, reports: Reports, publisher: Publisher, peers: Peers):
+        self._decisions, self._topics, self._reports = decisions, topics, reports
+        self._publisher, self._peers = publisher, peers
         self._open: dict[int, Partition] = {}                    # by id
         # What was added to transactions in partitions that are not open, by partition id: as OpenTransactions.added
         # and OpenTransactions.roles.
@@ -64,7 +62,7 @@ class Participant(Watcher):
         self._open.pop(partition.partition_id, None)
         self._unsettled.pop(partition, None)
         known = partition.transactions
-        if known is not None and known.added and self._owner.catalogue.partitions.find(partition.name) is not None:
+        if known is not None and known.added and self._topics.catalogue.partitions.find(partition.name) is not None:
             self._added[partition.partition_id] = known.added, known.roles
 
     def tick(self, now_ms: int) -> None:
@@ -73,22 +71,22 @@ class Participant(Watcher):
         One partition's state file is written too, so that readers of files learn how its transactions have ended.
         """
         if self._unsettled:
-            self._owner.after_commit(self._settle_one)
+            self._decisions.after_commit(self._settle_one)
         later, self._later = self._later, {}
         for (transaction, partition_id), commits in later.items():
             self.end(transaction, partition_id, commits=commits)
 
     def _settle_one(self) -> None:
         partition = next(iter(self._unsettled), None)
-        if partition is not None and self._owner.journal.write_early(partition):
+        if partition is not None and self._decisions.journal.write_early(partition):
             del self._unsettled[partition]
 
     def _find(self, partition_id: int) -> Partition | None:
         """Return a partition, opened if it is stored.  Raises CorruptFile, StorageFull, Refusal, OSError."""
         if (partition := self._open.get(partition_id)) is not None:
             return partition
-        name = self._owner.catalogue.partitions.name_of(partition_id)
-        return None if name is None else self._owner.partition(names.parse(name))
+        name = self._topics.catalogue.partitions.name_of(partition_id)
+        return None if name is None else self._topics.find(names.parse(name))
 
     def opened(self, partition_id: int) -> Partition | None:
         """Return a partition if it is open, without opening it."""
@@ -111,12 +109,12 @@ class Participant(Watcher):
         added.setdefault(transaction, set()).add(subscription_id)
         self._send(envelope.ADDED, transaction, partition_id, subscription_id)
         if partition is not None and not subscription_id:
-            self._owner.publish_asked(partition, transaction)
+            self._publisher.publish_asked(partition, transaction)
 
     def refused(self, transaction: int, partition_id: int) -> None:
         """Refuse the SENDs to a partition in a transaction that is not open, or without the partition."""
         if (partition := self._open.get(partition_id)) is not None:
-            self._owner.publish_asked(partition, transaction)
+            self._publisher.publish_asked(partition, transaction)
 
     def end(self, transaction: int, partition_id: int, *, commits: bool) -> None:
         """Commit or abort a transaction in a partition, and answer when that is durable.
@@ -126,54 +124,54 @@ class Participant(Watcher):
         try:
             partition = self._find(partition_id)
         except (CorruptFile, StorageFull, Refusal, OSError) as error:
-            self._owner.log_once(f"a transaction cannot end in partition {partition_id}, which cannot be opened: "
-                                 f"{error}; it is tried again", code="G120")
+            self._reports.once(f"a transaction cannot end in partition {partition_id}, which cannot be opened: "
+                               f"{error}; it is tried again", code="G120")
             self._later[transaction, partition_id] = commits
             return
         if partition is None:
             self._added.pop(partition_id, None)
         elif partition.transactions is not None:
-            self._owner.publish_held(partition)
+            self._publisher.publish_held(partition)
             self._end(partition, transaction, commits=commits)
-            self._owner.publish_asked(partition, transaction)
+            self._publisher.publish_asked(partition, transaction)
         self._send(envelope.ENDED, transaction, partition_id, 0)
 
     def _end(self, partition: Partition, transaction: int, *, commits: bool) -> None:
-        owner, transactions = self._owner, partition.transactions
+        transactions = partition.transactions
         assert transactions is not None, partition
-        pending.end(owner, partition, transaction, commits=commits)
+        pending.end(self._decisions, partition, transaction, commits=commits)
         ended = transactions.by_id.get(transaction)
         if ended is not None:
             if not commits:
-                _discard(owner, partition, ended)
-                publishing.take_back_sequences(owner, partition, ended)
-            owner.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
-            owner.answer_needs_sync()
+                _discard(self._decisions, partition, ended)
+                publishing.take_back_sequences(self._decisions, partition, ended)
+            self._decisions.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
+            self._decisions.answer_needs_sync()
             if ended.entries:
                 self._unsettled[partition] = None
                 transactions.committed += commits
                 transactions.aborted += not commits
         transactions.end(transaction, commits=commits)
-        owner.wake(partition)
-        owner.wake_trimming(partition)
+        self._decisions.wake(partition)
+        self._decisions.wake_trimming(partition)
 
     def _send(self, what: int, transaction: int, partition_id: int, subscription_id: int) -> None:
         """Send a row to the owner of the transaction's coordinator."""
-        self._owner.peers.send(self._coordinator_of(transaction), what, transaction, partition_id, subscription_id)
+        self._peers.send(self._coordinator_of(transaction), what, transaction, partition_id, subscription_id)
 
     def _coordinator_of(self, transaction: int) -> int:
         """Return the index of the owner that has the transaction's coordinator."""
-        return names.transaction_bits(transaction)[0] % self._owner.peers.owners
+        return names.transaction_bits(transaction)[0] % self._peers.owners
 
 
-def _discard(owner: OwnerContext, partition: Partition, aborted: OpenTransaction) -> None:
+def _discard(decisions: Decisions, partition: Partition, aborted: OpenTransaction) -> None:
     """Discard the entries that an aborted transaction published, for all subscriptions, present and future."""
     there = {ledger_id: entries_of(np.array(runs, np.int64)) for ledger_id, runs in aborted.entries.items()}
     for subscription in partition.subscriptions.values():
-        acknowledge.move(owner, subscription, Acks(single=dict(there)), SKIPPED)
+        acknowledge.move(decisions, subscription, Acks(single=dict(there)), SKIPPED)
     for ledger_id, entries in there.items():
         ledger = partition.find(ledger_id)
         assert ledger is not None, (partition, ledger_id)      # none is deleted from the limit on
         partition.discarded.acknowledge(ledger, entries)
-        owner.note_many(partition, journal_ops.acknowledged(
+        decisions.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger_id, entries))

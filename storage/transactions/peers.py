@@ -1,4 +1,4 @@
-"""Messages between owners about transactions: TRANSACTION_ROWs of envelopes, see proto/envelope.py.
+"""Messages between owners: about transactions, TRANSACTION_ROWs of envelopes, and notices about segments.
 
 From each owner one socket goes to every other owner.  Requests and answers of an owner leave over its own sockets, so
 an owner answers over another socket than the one that it was asked over.
@@ -12,13 +12,31 @@ import numpy as np
 import zmq
 
 from geminga.proto import envelope
+from geminga.proto.rows import Rows
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.routing import socket_path, worker_identity
 
+_NOTICES_MAX = 1_000         # that wait for an owner; one that starts asks for what it has to know
 _ANSWERS = envelope.ADDED, envelope.ENDED, envelope.REFUSED
 
 # (what, subscription id, partition id, transaction, role), a TRANSACTION_ROW
 Message = tuple[int, int, int, int, int]
+
+
+def _sections(each: list[Message | bytes]) -> list[tuple[int, Rows | bytes, bytes]]:
+    """Return messages and notices as sections of an envelope."""
+    rows, notices = [one for one in each if not isinstance(one, bytes)], [one for one in each if isinstance(one, bytes)]
+    found: list[tuple[int, Rows | bytes, bytes]] = []
+    if rows:
+        found.append((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""))
+    if notices:
+        sizes = envelope.pack(envelope.NOTICES, [(len(one),) for one in notices])
+        found.append((envelope.NOTICES, sizes, b"".join(notices)))
+    return found
+
+
+def _may_wait(one: Message | bytes, waiting: list[Message | bytes]) -> bool:
+    return len(waiting) < _NOTICES_MAX if isinstance(one, bytes) else one[0] in _ANSWERS
 
 
 class Peers:
@@ -27,7 +45,8 @@ class Peers:
     def __init__(self, index: int, owners: int):
         self.index, self.owners = index, owners
         self._own: list[Message] = []
-        self._others: dict[int, list[Message]] = {}      # by the owner's index
+        self._others: dict[int, list[Message | bytes]] = {}      # by the owner's index
+        self.own_notices: list[bytes] = []
 
     def __repr__(self) -> str:
         return f"<Peers {self.index} of {self.owners} own={len(self._own)} others={len(self._others)}>"
@@ -43,16 +62,31 @@ class Peers:
 
         what: envelope.ADD and its like.  role: of ADD, the hash of the role that began the transaction.
         """
-        messages = self._own if owner_index == self.index else self._others.setdefault(owner_index, [])
-        messages.append((what, subscription_id, partition_id, transaction, role))
+        message = what, subscription_id, partition_id, transaction, role
+        if owner_index == self.index:
+            self._own.append(message)
+        else:
+            self._others.setdefault(owner_index, []).append(message)
+
+    def tell(self, owner_index: int, notice: bytes) -> None:
+        """Send a notice about segments, as `send` sends a message."""
+        if owner_index == self.index:
+            self.own_notices.append(notice)
+        else:
+            self._others.setdefault(owner_index, []).append(notice)
 
     def take_own(self) -> list[Message]:
         """Return the messages to this owner itself; none are left."""
         own, self._own = self._own, []
         return own
 
-    def take_others(self) -> dict[int, list[Message]]:
-        """Return the messages to other owners, by their index; none are left."""
+    def take_own_notices(self) -> list[bytes]:
+        """Return the notices to this owner itself; none are left."""
+        own, self.own_notices = self.own_notices, []
+        return own
+
+    def take_others(self) -> dict[int, list[Message | bytes]]:
+        """Return the messages and notices to other owners, by their index; none are left."""
         others, self._others = self._others, {}
         return others
 
@@ -64,7 +98,7 @@ class Links:
         """Make no socket yet.  serial: of this owner's process."""
         self._context, self._run_dir, self._serial = context, run_dir, serial
         self._sockets: dict[int, zmq_frames.Socket] = {}      # by the owner's index
-        self._waiting: dict[int, list[Message]] = {}          # likewise: until there is a socket
+        self._waiting: dict[int, list[Message | bytes]] = {}          # likewise: until there is a socket
         self._serials: dict[int, int] = {}                    # likewise: of the process at the other end
 
     def __repr__(self) -> str:
@@ -90,14 +124,14 @@ class Links:
         if (socket := self._sockets.pop(index, None)) is not None:
             socket.close(0)
 
-    def send(self, messages: dict[int, list[Message]]) -> None:
-        """Send messages, by index of the owner, one envelope to each."""
-        for index, rows in messages.items():
+    def send(self, messages: dict[int, list[Message | bytes]]) -> None:
+        """Send messages and notices, by index of the owner, one envelope to each."""
+        for index, each in messages.items():
             if (socket := self._sockets.get(index)) is None:
-                self._waiting.setdefault(index, []).extend(row for row in rows if row[0] in _ANSWERS)
-            elif rows:
-                section = envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""
-                zmq_frames.send(socket, envelope.seal([section]))
+                waiting = self._waiting.setdefault(index, [])
+                waiting.extend(one for one in each if _may_wait(one, waiting))
+            elif each:
+                zmq_frames.send(socket, envelope.seal(_sections(each)))
 
     def close(self) -> None:
         """Close all sockets; messages on their way may still arrive."""

@@ -18,24 +18,22 @@ from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position, entries_up_to
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.acknowledge import Acks
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics import acknowledge, cleared_backlogs, dead_letters
+from geminga.storage.open_topics.acknowledge import Acks
+from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import EntriesOfLedger, EntryIds, Subscription, SubType
-
-_SPREAD = SubType.Shared, SubType.Key_Shared
-
+from geminga.storage.topics.subscription import SPREAD, EntriesOfLedger, EntryIds, Subscription
 
 # -- acknowledgements of an open transaction
 
-def withhold(owner: OwnerContext, subscription: Subscription, transaction: int, asked: TransactionAcks) -> int:
+def withhold(decisions: Decisions, subscription: Subscription, transaction: int, asked: TransactionAcks) -> int:
     """Withhold entries from consumers until the transaction ends; return how many messages consumers held of them.
 
     asked: acknowledgements of what is neither acknowledged nor pending.
     """
     partition = subscription.partition
-    assert isinstance(partition, Partition) and subscription.dispatcher is not None, subscription
+    assert isinstance(partition, Partition), subscription
+    dispatcher = subscription.dispatcher      # None if only the mover of dead letters is there
     if not (asked.entries or asked.parts or asked.up_to != NOWHERE):
         return 0
     withheld = subscription.withheld = subscription.withheld or Withheld()
@@ -52,16 +50,17 @@ def withhold(owner: OwnerContext, subscription: Subscription, transaction: int, 
         for entry_id, bits in batches.items():
             messages += _withhold_part(subscription, withheld, transaction, (ledger_id, entry_id), bits)
     if asked.up_to != NOWHERE:
-        subscription.dispatcher.acknowledged_up_to(asked.up_to)
+        if dispatcher is not None:
+            dispatcher.acknowledged_up_to(asked.up_to)
         withheld.set_up_to(transaction, asked.up_to)
     if subscription.is_durable and partition.transactions is not None:
         if role := partition.transactions.note_role(transaction, partition.partition_id):
-            owner.note(partition, role)
+            decisions.note(partition, role)
         for op in asked.ops(transaction, partition.partition_id, subscription.cursor.subscription_id):
-            owner.note(partition, op)
-    owner.changed[partition] = None
-    if subscription.dispatcher.is_woken_by_acknowledgements:
-        owner.wake(partition)
+            decisions.note(partition, op)
+    decisions.changed[partition] = None
+    if dispatcher is not None and dispatcher.is_woken_by_acknowledgements:
+        decisions.wake(partition)
     return messages
 
 
@@ -69,10 +68,10 @@ def _withhold_entries(subscription: Subscription, withheld: Withheld, transactio
                       entries: NDArray[np.int64]) -> int:
     """Withhold entries (n,) of a ledger, ascending; return the number of their messages."""
     ledger, messages = subscription.find(ledger_id), 0
-    assert subscription.dispatcher is not None, subscription
     if isinstance(ledger, Ledger):
         messages = int(subscription.messages(ledger, entries).sum())
-        subscription.dispatcher.acknowledged(ledger, entries)      # it counts them, so before they are withheld
+        if subscription.dispatcher is not None:      # it counts them, so before they are withheld
+            subscription.dispatcher.acknowledged(ledger, entries)
     withheld.add_entries(transaction, ledger_id, entries)
     return messages
 
@@ -92,7 +91,7 @@ def _withhold_part(subscription: Subscription, withheld: Withheld, transaction: 
 
 # -- the end of a transaction
 
-def end(owner: OwnerContext, partition: Partition, transaction: int, *, commits: bool) -> None:
+def end(decisions: Decisions, partition: Partition, transaction: int, *, commits: bool) -> None:
     """Acknowledge, or give back, all that the transaction has acknowledged on subscriptions of the partition.
 
     The caller notes the end of the transaction behind the ops of this.
@@ -101,12 +100,12 @@ def end(owner: OwnerContext, partition: Partition, transaction: int, *, commits:
         withheld = subscription.withheld
         if withheld is not None and transaction in withheld.by_transaction:
             if commits:
-                _commit(owner, subscription, withheld, transaction)
+                _commit(decisions, subscription, withheld, transaction)
             else:
-                _abort(owner, subscription, withheld, transaction)
+                _abort(decisions, subscription, withheld, transaction)
             committed, aborted = subscription.transactions_ended
             subscription.transactions_ended = committed + commits, aborted + (not commits)
-            owner.wake(partition)
+            decisions.wake(partition)
 
 
 def _remove(subscription: Subscription, withheld: Withheld, transaction: int) -> None:
@@ -115,19 +114,24 @@ def _remove(subscription: Subscription, withheld: Withheld, transaction: int) ->
         subscription.withheld = None
 
 
-def _commit(owner: OwnerContext, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
+def _commit(decisions: Decisions, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
     acks = withheld.by_transaction[transaction]
     single: dict[int, EntryIds] = {
         ledger_id: list(entries) for ledger_id, entries in acks.entries.items()}
-    acknowledge.move(owner, subscription, Acks(up_to=acks.up_to, single=single), ACKNOWLEDGED)
+    acknowledge.move(decisions, subscription, Acks(up_to=acks.up_to, single=single), ACKNOWLEDGED)
+    for ledger_id, batches in acks.parts.items():
+        if isinstance(ledger := subscription.find(ledger_id), Ledger):
+            for entry_id, bits in batches.items():
+                cleared_backlogs.acknowledge_part(
+                    decisions, subscription, ledger, entry_id, (1 << int(ledger.messages[entry_id])) - 1 & ~bits)
     for ledger_id, entry_id, bits in _parts(subscription, acks):
         ledger = subscription.find(ledger_id)
         if isinstance(ledger, CompactedLedger):
             acknowledge.acknowledge_part_of_view(
-                owner, subscription, ledger, entry_id, ledger.bits_of(entry_id) & ~bits)
+                decisions, subscription, ledger, entry_id, ledger.bits_of(entry_id) & ~bits)
         elif isinstance(ledger, Ledger):
             all_of_them = (1 << int(ledger.messages[entry_id])) - 1
-            acknowledge.acknowledge_messages(owner, subscription, ledger, entry_id, all_of_them & ~bits)
+            acknowledge.acknowledge_messages(decisions, subscription, ledger, entry_id, all_of_them & ~bits)
     _remove(subscription, withheld, transaction)
 
 
@@ -141,7 +145,7 @@ def _parts(subscription: Subscription, acks: TransactionAcks) -> Iterator[tuple[
                 yield ledger_id, entry_id, left
 
 
-def _abort(owner: OwnerContext, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
+def _abort(decisions: Decisions, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
     """Give acknowledged entries back.
 
     On Shared and Key_Shared subscriptions these are delivered again, and count as redelivered.  On others, everything
@@ -149,7 +153,7 @@ def _abort(owner: OwnerContext, subscription: Subscription, withheld: Withheld, 
     as the consumer has neither asked for redelivery nor come anew.
     """
     acks, cursor, dispatcher = withheld.by_transaction[transaction], subscription.cursor, subscription.dispatcher
-    is_spread = (cursor.last_type if subscription.kind is None else subscription.kind) in _SPREAD
+    is_spread = (cursor.last_type if subscription.kind is None else subscription.kind) in SPREAD
     is_passed = withheld.cumulative == transaction and withheld.is_passed
     entries = {ledger_id: set(some) for ledger_id, some in acks.entries.items()}
     for ledger_id, entry_id, _ in _parts(subscription, acks):
@@ -166,7 +170,9 @@ def _abort(owner: OwnerContext, subscription: Subscription, withheld: Withheld, 
     if is_spread:
         for ledger_id, some in back:
             counts = cursor.redeliveries.add(ledger_id, some)
-            acknowledge.note_counts(owner, subscription, format.REDELIVERED, ledger_id, some, counts)
+            acknowledge.note_counts(decisions, subscription, format.REDELIVERED, ledger_id, some, counts)
+            dead_letters.count(decisions, subscription, ledger_id, some)
+        back = [(ledger_id, left) for ledger_id, some in back if len(left := subscription.left_of(ledger_id, some))]
     if dispatcher is not None and (back or (is_passed and not is_spread)):
         dispatcher.released(back)
 

@@ -7,7 +7,7 @@ import numpy as np
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.open_transactions import OpenTransaction
 from geminga.storage.ledgers import journal_ops
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Group, Plan
 from geminga.storage.topics.subscription import Producer
@@ -109,7 +109,7 @@ def apply(stored: list[Stored]) -> None:
 
 # -- the way back
 
-def take_back_sequences(owner: OwnerContext, partition: Partition, ended: OpenTransaction) -> None:
+def take_back_sequences(decisions: Decisions, partition: Partition, ended: OpenTransaction) -> None:
     """Give producers the sequence ids back that an aborted transaction used.
 
     A client may send the messages again, with the same sequence ids: they are no duplicates.
@@ -124,8 +124,8 @@ def take_back_sequences(owner: OwnerContext, partition: Partition, ended: OpenTr
         for first, last in runs.items():
             progress.give_back(first, last)
         if ops := partition.sequences.ops(partition.partition_id, identity, progress):
-            owner.note(partition, ops)
-            partition.sequences.learn(identity, progress, owner.now_ms)
+            decisions.note(partition, ops)
+            partition.sequences.learn(identity, progress, decisions.now_ms)
 
 
 def half_of(identity: bytes) -> int:

@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geminga.storage.topics.session import Session
+from geminga.storage.open_topics.session import Session
 from geminga.storage.transactions.transaction_table import Used
 
 Answer = Callable[[int, int, int], bytes]      # (request id, most bits, least bits) -> the frame that answers

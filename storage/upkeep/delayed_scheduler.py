@@ -15,9 +15,11 @@ from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.delayed.persistence import IndexSnapshot
 from geminga.storage.disk.files import sync, sync_all, write_anew
 from geminga.storage.errors import text_of
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.options_in_force import OptionsInForce
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.watcher import Watcher
 
 _WORK_SECONDS = 0.002       # in each pass
 _SAVE_MS = 10_000           # between two saves
@@ -26,8 +28,8 @@ _SAVE_MS = 10_000           # between two saves
 class DelayedScheduler(Watcher):
     """Scheduler of one owner's delayed indexes: when each advances, scans, flushes and is saved."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, data_dir: Path, options: OptionsInForce, reports: Reports):
+        self._decisions, self._data_dir, self._options, self._reports = decisions, data_dir, options, reports
         self._all: dict[Partition, DelayedIndex] = {}
         self._busy: dict[Partition, DelayedIndex] = {}        # indexes with something to scan or flush
         self._to_save: dict[Partition, DelayedIndex] = {}     # indexes to save as soon as none of them has a flush
@@ -50,7 +52,7 @@ class DelayedScheduler(Watcher):
         """
         if partition.schedule is not None:
             self._all[partition] = partition.schedule
-            partition.schedule.is_strict = self._owner.options.delayed_delivery_strict
+            partition.schedule.is_strict = self._options.current.delayed_delivery_strict
             self._look(partition, partition.schedule)
 
     def look(self, partition: Partition) -> None:
@@ -80,7 +82,7 @@ class DelayedScheduler(Watcher):
         if index.next_ms() > now_ms:
             return False
         _tell(partition, index.advance(now_ms))
-        self._owner.changed[partition] = None
+        self._decisions.changed[partition] = None
         return True
 
     def complete(self, partition: Partition, now_ms: int) -> None:
@@ -91,7 +93,7 @@ class DelayedScheduler(Watcher):
 
     def _work_for(self, partition: Partition, index: DelayedIndex, now_ms: int, until: float) -> None:
         _tell(partition, index.work(now_ms, until))
-        self._owner.wake(partition)
+        self._decisions.wake(partition)
 
     def work(self, now_ms: int) -> None:
         """Scan and flush delayed indexes for two milliseconds or a little longer.
@@ -103,7 +105,7 @@ class DelayedScheduler(Watcher):
             try:
                 self._work_for(partition, index, now_ms, until)
             except OSError as error:                  # rows stay in memory; tried again with the next tick
-                self._owner.log_once(
+                self._reports.once(
                     f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room",
                     code="G103", topic=str(partition.name))
                 del self._busy[partition]
@@ -119,7 +121,7 @@ class DelayedScheduler(Watcher):
     def tick(self, now_ms: int) -> None:
         for partition, index in self._all.items():
             if self.advance(partition, now_ms) and partition.attached:
-                self._owner.wake(partition)
+                self._decisions.wake(partition)
             self._look(partition, index)
         if self._saving is not None and self._saving[0].done():
             self._collect()
@@ -152,16 +154,18 @@ class DelayedScheduler(Watcher):
         self._to_save = {}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "schedules")
-        self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots
+        self._saving = self._thread.submit(_write, self._data_dir, snapshots), snapshots
 
     def _collect(self) -> None:
         """Finish the save that has ended: remove unneeded files, or after an error mark the indexes as unsaved."""
         assert self._saving is not None, self
         (future, snapshots), self._saving = self._saving, None
+        # Files that no window needs go only once the snapshot without them is on disk: a start from the older snapshot
+        # would miss one, and rebuild the index.
         try:
             future.result()
         except OSError as error:
-            self._owner.log_once(f"{text_of(error)}; schedules are not saved", code="G103")
+            self._reports.once(f"{text_of(error)}; schedules are not saved", code="G103")
             for snapshot in snapshots:
                 snapshot.index.is_dirty = True
         else:
@@ -181,11 +185,11 @@ class DelayedScheduler(Watcher):
             return
         try:
             for index in indexes:
-                index.flush(self._owner.now_ms)
+                index.flush(self._decisions.now_ms)
             snapshots = [persistence.take_snapshot(index) for index in indexes]
-            _write(self._owner.data_dir, snapshots)
+            _write(self._data_dir, snapshots)
         except OSError as error:                      # a start scans the ledgers from the older snapshot on
-            self._owner.log_once(f"{text_of(error)}; schedules are not saved", code="G103")
+            self._reports.once(f"{text_of(error)}; schedules are not saved", code="G103")
         else:
             for snapshot in snapshots:
                 snapshot.remove_files()
@@ -200,6 +204,9 @@ def _tell(partition: Partition, released: Released) -> None:
 
 def _write(data_dir: Path, snapshots: list[IndexSnapshot]) -> None:
     """Write snapshots of delayed indexes durably, after the window files that they refer to.  Raises OSError."""
+    # The window files go to the disk before the snapshots that name their sizes.  In the other order, a power cut would
+    # leave a snapshot that claims rows of which the file has zeros: the index would count as damaged, and be scanned
+    # anew from all ledgers.
     sync_all(data_dir)
     for snapshot in snapshots:
         folder = snapshot.path.parent

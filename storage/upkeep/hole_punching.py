@@ -13,7 +13,6 @@ the rows in such blocks are read.
 import errno
 import os
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +24,12 @@ from geminga.storage.errors import is_full
 from geminga.storage.ledgers import journal_ops, ledger_files
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.storage.open_topics.discovery import Discovery
+from geminga.storage.open_topics.disk_space import DiskSpace
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.watcher import Watcher
-from geminga.storage.upkeep.disk_space import DiskSpace
 
 _BLOCK = 4096           # bytes of the file system's blocks
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
@@ -53,19 +54,14 @@ class Hole:
     straddling: int     # where the entry begins that has bytes before and in the hole; -1: there is none
 
 
-class _Owner(OwnerContext, Protocol):
-    @property
-    def space(self) -> DiskSpace: ...
-
-
 class HolePuncher(Watcher):
     """Puncher of holes into the ledgers of one owner.
 
     It looks at a partition once a second at most, and only after acknowledgements.
     """
 
-    def __init__(self, owner: _Owner):
-        self._owner = owner
+    def __init__(self, decisions: Decisions, topics: TopicTable, space: DiskSpace, discovery: Discovery):
+        self._decisions, self._topics, self._space, self._discovery = decisions, topics, space, discovery
         self._is_possible = True           # whether the file system has holes
         self._left: list[Hole] = []        # to try again: the disk was full, or a backup shared the ledger
         self._planned: list[Hole] = []     # of this pass, until its commit, and what earlier passes left
@@ -79,19 +75,19 @@ class HolePuncher(Watcher):
 
     def watch(self, partition: Partition, /) -> None:
         """Look at a partition with the next ticks: it was opened, or its policies may no longer keep entries."""
-        self._owner.acknowledged[partition] = None
+        self._decisions.acknowledged[partition] = None
         if partition.discarded.bitmaps:
             self._opened[partition] = [*partition.discarded.bitmaps]
 
     def release(self, partition: Partition, /) -> None:
-        self._owner.acknowledged.pop(partition, None)
+        self._decisions.acknowledged.pop(partition, None)
         self._left = [hole for hole in self._left if hole.ledger.partition_id != partition.partition_id]
         self._planned = [hole for hole in self._planned if hole.ledger.partition_id != partition.partition_id]
         self._freed.pop(partition, None)
         self._opened.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        partitions, self._owner.acknowledged = self._owner.acknowledged, {}
+        partitions, self._decisions.acknowledged = self._decisions.acknowledged, {}
         if not self._is_possible:
             return
         self._planned += self._left
@@ -101,11 +97,11 @@ class HolePuncher(Watcher):
             if not self._is_kept(partition, now_ms):
                 planned = self._plan(partition)
                 if len(planned) >= _HOLES_MAX:
-                    self._owner.acknowledged[partition] = None      # there are more
+                    self._decisions.acknowledged[partition] = None      # there are more
                 self._planned += planned
                 self._freed[partition] = None
         if self._planned:
-            self._owner.answer_needs_sync()
+            self._decisions.answer_needs_sync()
             self._punch_in_pass()
         else:
             self._give_back_indexes(now_ms)
@@ -113,7 +109,7 @@ class HolePuncher(Watcher):
     def _is_kept(self, partition: Partition, now_ms: int) -> bool:
         """Whether acknowledged entries are kept for subscriptions and readers that are yet to come."""
         is_kept = partition.policies.retains or partition.compacts
-        return is_kept or self._owner.discovery.holds(partition, now_ms)
+        return is_kept or self._discovery.holds(partition, now_ms)
 
     def _plan_opened(self, now_ms: int) -> None:
         """Plan the holes that an owner recorded as discarded and did not punch before its partition was opened again.
@@ -135,7 +131,7 @@ class HolePuncher(Watcher):
     def _punch_in_pass(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._owner.after_commit(self._go_on)
+            self._decisions.after_commit(self._go_on)
 
     def _go_on(self) -> None:
         """Punch at most _PUNCHED_MAX bytes of the planned holes, whose acknowledgements are committed by now.
@@ -143,12 +139,14 @@ class HolePuncher(Watcher):
         The next pass punches the rest.  When no hole is left, free disk blocks of the indexes too.
         """
         self._is_due = False
-        self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
+        # Synced even where answers do not wait for it.  Bytes are gone at once: after a power cut that lost the
+        # record, a start would deliver zeros for entries that every subscription had acknowledged.
+        self._decisions.journal.sync()
         self._punch(self._take())
         if self._planned:
             self._punch_in_pass()
         else:
-            self._give_back_indexes(self._owner.now_ms)
+            self._give_back_indexes(self._decisions.now_ms)
 
     def _take(self) -> list[Hole]:
         """Take at most _PUNCHED_MAX bytes of the planned holes; a larger hole is cut.
@@ -172,6 +170,7 @@ class HolePuncher(Watcher):
     def _plan(self, partition: Partition) -> list[Hole]:
         """Return new holes of a partition, _HOLES_MAX at most, and mark their entries as discarded in the journal."""
         cursors = [subscription.cursor for subscription in partition.subscriptions.values()]
+        cursors += [backlog.cursor for backlog in partition.cleared if backlog.is_left]
         holes: list[Hole] = []
         if not any(cursor.is_durable for cursor in cursors):
             return holes
@@ -217,7 +216,7 @@ class HolePuncher(Watcher):
         chosen[firsts[worth]], chosen[ends[worth]] = 1, -1
         entries = np.flatnonzero((np.cumsum(chosen[:-1]) > 0) & fresh) + first
         partition.discarded.acknowledge(ledger, entries)
-        self._owner.note_many(partition, journal_ops.acknowledged(
+        self._decisions.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
         return _holes(ledger, offsets, starts[worth], begins[worth], stops[worth])
 
@@ -226,21 +225,22 @@ class HolePuncher(Watcher):
         for number, hole in enumerate(holes):
             ledger = hole.ledger
             try:
+                # First, because a worker may still deliver that entry: it must not find a beginning before zeros.
                 if hole.straddling >= 0:
                     os.pwrite(ledger.descriptor, format.NO_ENTRY, hole.straddling)
-                _punch_one(ledger, hole.begin, hole.end)
+                syscalls.punch(ledger.descriptor, hole.begin, hole.end, ledger.ledger_path)
                 ledger.is_index_new = True
             except OSError as error:
                 if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                     self._is_possible = False
                 elif is_full(error):      # some file systems need room to note that there is a hole
-                    self._owner.space.give_up()
+                    self._space.give_up()
                     self._left += holes[number:]
                 else:
                     raise
                 return
         for ledger in {hole.ledger for hole in holes if hole.ledger.is_sealed}:
-            ledger.close()
+            _close(ledger)
 
     def _give_back_indexes(self, now_ms: int) -> None:
         """Free disk blocks of indexes of sealed ledgers into which holes were punched.  Raises OSError."""
@@ -252,7 +252,7 @@ class HolePuncher(Watcher):
                 if not (is_candidate and ledger.ledger_id in partition.discarded.bitmaps) or ledger.is_shared:
                     continue
                 if looked_at >= _INDEXES_MAX or made_anew >= _ANEW_MAX:
-                    self._owner.acknowledged[partition] = None      # there are more
+                    self._decisions.acknowledged[partition] = None      # there are more
                     break
                 looked_at += 1
                 if holes := _plan_index(partition, ledger, now_ms):
@@ -262,12 +262,21 @@ class HolePuncher(Watcher):
                     except OSError as error:
                         if not is_full(error):
                             raise
-                        self._owner.acknowledged[partition] = None
-                        self._owner.space.give_up()
+                        self._decisions.acknowledged[partition] = None
+                        self._space.give_up()
                         return
-                    self._owner.forget_mapped(ledger)
+                    self._topics.forget_mapped(ledger)
                 ledger.is_index_new = False
-                ledger.close()
+                _close(ledger)
+
+
+def _close(ledger: Ledger) -> None:
+    """Close a sealed ledger, unless its index has holes.
+
+    Filling them in again takes 50 ms for a million rows, and readers of the ledger would need that with every tick.
+    """
+    if not ledger.has_holes:
+        ledger.close()
 
 
 def _holes(ledger: Ledger, offsets: NDArray[np.int64], starts: NDArray[np.int64], begins: NDArray[np.int64],
@@ -298,10 +307,10 @@ def _plan_again(partition: Partition, ledger: Ledger) -> list[Hole]:
     is_some = (starts > 0) & (begins < stops)
     starts, begins, stops = starts[is_some], begins[is_some], stops[is_some]
     is_taken = np.flatnonzero(~_are_holes(ledger, begins, stops))[:_HOLES_MAX]
-    found = _holes(ledger, offsets, starts[is_taken], begins[is_taken], stops[is_taken])
+    holes = _holes(ledger, offsets, starts[is_taken], begins[is_taken], stops[is_taken])
     if ledger.is_sealed:
         ledger.close()
-    return found
+    return holes
 
 
 def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple[int, int]]:
@@ -310,11 +319,16 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
     All entries of such a block, and the one on either side, are holes, and were due by their published delivery times.
     So the delayed index does not ask for them any more.
     """
+    is_done = partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries)
+    gone = ledger.given_back
+    least = gone + max(_WORTH, (ledger.index_size - gone) // 2)      # bytes of holes; else an fsync would gain little
+    if int(np.count_nonzero(is_done)) * format.INDEX_ROW.itemsize < least:
+        return []
     # The first and the last block stay, because they say where the ledger begins and ends.
     blocks = np.arange(1, ledger.entries // _ROWS)
     firsts, ends = blocks * _ROWS - format.HEADER_SIZE // format.INDEX_ROW.itemsize, (blocks + 1) * _ROWS - 1
     every, times = range(ledger.entries), ledger.deliver_at[:ledger.entries]
-    is_done = partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries) & (times <= now_ms)
+    is_done &= times <= now_ms
     if (schedule := partition.schedule) is not None:
         is_done &= schedule.times_of(ledger, every) == times
         waits = schedule.waits(ledger.ledger_id, every)
@@ -325,33 +339,28 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
     is_free &= _are_holes(ledger, offsets[firsts].astype(np.int64), offsets[ends].astype(np.int64))
     edges = (np.flatnonzero(np.diff(is_free, prepend=False, append=False)) + 1) * _BLOCK      # is_free[0] is block 1
     holes = list(zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True))
-    taken, kept = ledger.index_path.stat().st_blocks * 512, ledger.index_size - sum(end - begin for begin, end in holes)
-    return holes if taken - kept >= max(_WORTH, taken // 2) else []      # else an fsync would gain little
+    return holes if sum(end - begin for begin, end in holes) >= least else []
 
 
 def _are_holes(ledger: Ledger, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return whether each of these byte ranges (n,) of a ledger's file, ascending, lies in a hole."""
     starts: list[int] = []
     stops: list[int] = []
-    at = 0
-    while at < ledger.size and len(starts) < _DATA_MAX:
+    offset = 0
+    while offset < ledger.size and len(starts) < _DATA_MAX:
         try:
-            starts.append(os.lseek(ledger.descriptor, at, os.SEEK_DATA))
+            starts.append(os.lseek(ledger.descriptor, offset, os.SEEK_DATA))
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
             break
-        at = os.lseek(ledger.descriptor, starts[-1], os.SEEK_HOLE)
-        stops.append(at)
+        offset = os.lseek(ledger.descriptor, starts[-1], os.SEEK_HOLE)
+        stops.append(offset)
     else:
-        starts.append(at)
+        starts.append(offset)
         stops.append(_NEVER)
     starts.append(_NEVER)
     return np.array(starts)[np.searchsorted(stops, begins, side="right")] >= ends
-
-
-def _punch_one(ledger: Ledger, begin: int, end: int) -> None:
-    syscalls.punch(ledger.descriptor, begin, end, ledger.ledger_path)
 
 
 def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:

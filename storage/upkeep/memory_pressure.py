@@ -4,7 +4,7 @@ The admin process measures memory (supervisor/admin/monitoring/alarms.py), and s
 Owners look at the counter with each tick.
 """
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.enforcement.publish_gate import Barrier
+from geminga.storage.open_topics.barrier import Barrier
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics.partition import Partition
 
@@ -12,7 +12,7 @@ _BARRIER = Barrier(api.ServiceNotReady, "The broker's memory is nearly used up; 
 
 
 class MemoryPressure:
-    """The shortage of memory as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
+    """The shortage of memory as one owner sees it, which is a cause to refuse publishing (barrier.Cause)."""
 
     def __init__(self, counters: Counters):
         self._counters = counters

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from geminga.storage import format
-from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.open_topics.reports import Reports
+from geminga.storage.open_topics.topic_table import TopicTable
+from geminga.storage.open_topics.watcher import Watcher
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.watcher import Watcher
 
 _EACH_TICK = 50      # partitions and ledgers checked in a tick, roughly, which takes some milliseconds
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
@@ -20,8 +21,8 @@ GONE = "it was removed or replaced while it is used; what it holds is lost when 
 class MissingFiles(Watcher):
     """Check of one owner's open partitions for files that were removed or replaced."""
 
-    def __init__(self, owner: OwnerContext):
-        self._owner = owner
+    def __init__(self, topics: TopicTable, reports: Reports):
+        self._topics, self._reports = topics, reports
         self._left: Iterator[Partition] = iter(())      # partitions still to look at in this round
         self._states: set[int] = set()                  # ids of partitions whose state file has existed
         self._told: set[Path] = set()                   # files that were reported
@@ -34,10 +35,10 @@ class MissingFiles(Watcher):
         looked = 0
         while looked < _EACH_TICK:
             if (partition := next(self._left, None)) is None:
-                self._left = iter(list(self._owner.by_name.values()))
+                self._left = iter(list(self._topics.by_name.values()))
                 return
             looked += 1
-            if self._owner.by_name.get(partition.name) is partition:
+            if self._topics.by_name.get(partition.name) is partition:
                 looked += len(partition.ledgers)
                 self._look(partition)
 
@@ -45,16 +46,16 @@ class MissingFiles(Watcher):
         """Report files of the partition's ledgers and state that are not in its folder any more, or were replaced."""
         try:
             with os.scandir(partition.folder) as entries:
-                there = {entry.name: entry.inode() for entry in entries}
+                inodes = {entry.name: entry.inode() for entry in entries}
         except FileNotFoundError:
-            there = {}
+            inodes = {}
         for ledger in partition.ledgers:
             if not ledger.is_unlinked:
                 for path, inode in zip(ledger.files(), ledger.inodes() or (None, None), strict=True):
-                    if path.name not in there or (inode is not None and inode != there[path.name]):
+                    if path.name not in inodes or (inode is not None and inode != inodes[path.name]):
                         self._tell(path)
         state = format.state_path(partition.folder)
-        if state.name in there:
+        if state.name in inodes:
             self._states.add(partition.partition_id)
         elif partition.partition_id in self._states:
             self._tell(state)
@@ -63,7 +64,7 @@ class MissingFiles(Watcher):
         """Report a missing file once."""
         if path not in self._told:
             self._told.add(path)
-            self._owner.report_damage(f"{path}: {GONE}", code="G126")
+            self._reports.damage(f"{path}: {GONE}", code="G126")
 
 
 class WatchedFiles:

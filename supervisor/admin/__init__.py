@@ -4,6 +4,7 @@
     openapi.py         the description of all routes
     requests/          parts of requests, authentication, authorization, audit log
     resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
+    scalable/          scalable topics whose segments split and merge
     monitoring/        health, alarms, stats, /metrics, status
 
 Imports: `configuration/`, `host/`, `tasks/`, `pulsar_client/`, workers, storage.  Start with `app.py`.

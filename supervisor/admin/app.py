@@ -26,29 +26,66 @@ from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.admin import openapi
-from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
-from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
+from geminga.supervisor.admin.monitoring import (
+    alarms,
+    backups,
+    health,
+    log_tail,
+    metrics,
+    operations,
+    scalable_stats,
+    stats,
+    views,
+)
+from geminga.supervisor.admin.monitoring.scalable_families import ScalableFamilies
+from geminga.supervisor.admin.requests import (
+    audit,
+    audit_reading,
+    authentication,
+    authorization,
+    origins,
+    replicator,
+    sessions,
+)
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
-from geminga.supervisor.admin.requests.request_parts import CONTROL, COUNTERS, INSIDE, TOPICS, Topics, error_answer
+from geminga.supervisor.admin.requests.request_parts import (
+    CONNECTIONS,
+    CONTROL,
+    COUNTERS,
+    INSIDE,
+    READ_ELSEWHERE,
+    TOPICS,
+    Topics,
+    error_answer,
+)
 from geminga.supervisor.admin.resources import (
     brokers,
     clusters,
     compaction,
     configuration,
+    dead_letters,
     definitions,
     delayed,
+    deleted,
     message_jobs,
     message_pages,
     messages,
     namespaces,
     permissions,
     policies,
+    scalable_deletion,
+    scalable_topics,
+    schedules,
     schemas,
     standby,
     subscriptions,
     topics,
     transactions,
 )
+from geminga.supervisor.admin.resources.retries import RETRIES, Retries
+from geminga.supervisor.admin.scalable import changing
+from geminga.supervisor.admin.scalable.growing import Cores, Growing
+from geminga.supervisor.admin.scalable.layout_changes import CHANGES, LayoutChanges
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.schemas import SchemaThread
@@ -82,6 +119,8 @@ _NICENESS = 5
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (
     topics,
+    scalable_topics,
+    changing,
     namespaces,
     policies,
     permissions,
@@ -90,6 +129,9 @@ PARTS = (
     message_pages,
     messages,
     delayed,
+    deleted,
+    schedules,
+    dead_letters,
     transactions,
     schemas,
     compaction,
@@ -97,6 +139,7 @@ PARTS = (
     brokers,
     configuration,
     stats,
+    scalable_stats,
     health,
     backups,
     definitions,
@@ -185,6 +228,10 @@ def make_app(
     extend: Callable[[web.Application], None] = lambda app: None,
 ) -> web.Application:
     """Return the application.  extend: function that adds what is served beside REST."""
+    # The first is the outermost.  The lease is looked at when an answer is made, whoever made it: a superseded broker
+    # must not confirm a change.  The audit log gets the answers that callers get, so errors are answers inside of it.
+    # Pages of other sites are refused before credentials are looked at, else they could try some; and the state of a
+    # broker that loads is told only to those who have the right to what they ask.
     app = web.Application(
         middlewares=[standby.keep_lease, audit.record, errors_as_json, origins.guard, authentication.identify,
                      authorization.authorize, health.guard],
@@ -202,14 +249,23 @@ def make_app(
     app[INSIDE], app[COUNTERS] = config.data_dir / CLIENTS, counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
-    app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
+    app[metrics.METRICS] = metrics.Metrics(config, counters, owners, catalogue)
     app[metrics.METRICS].collector.compactions = compactions
     app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
+    app[scalable_deletion.LEFT] = asyncio.Event()
+    app[RETRIES] = app[alarms.ALARMS_OF].retries = Retries()
+    app.cleanup_ctx.append(scalable_deletion.serve)
+    app[CHANGES] = LayoutChanges(catalogue, owners, app[RETRIES])
+    app.cleanup_ctx.append(app[CHANGES].serve)
+    app[metrics.METRICS].collector.scalable = ScalableFamilies(catalogue, app[CHANGES])
+    cores = Cores(lambda: {index: row.read()["pid"] for (role, index), row in counters.items() if role == "owner"})
+    app.cleanup_ctx.append(Growing(catalogue, owners, app[CHANGES], lambda: app[TOPICS].storage, cores).serve)
+    app.cleanup_ctx.append(replicator.serve)
     app[standby.STANDBY] = app[alarms.ALARMS_OF].standby = standby.Standby(config.data_dir, owners, lease)
     app.cleanup_ctx.append(app[standby.STANDBY].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
-    app[openapi.DOCUMENT], app[openapi.SAID] = {}, {}
+    app[openapi.DOCUMENT], app[READ_ELSEWHERE] = {}, {}
     app[message_pages.PAGES], app[message_jobs.SLOTS] = message_pages.slots(), message_jobs.Slots()
     for part in PARTS:
         app.add_routes(part.routes)
@@ -246,7 +302,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
     owners = Owners(serial, config.owners, run_dir)
     app = make_app(config, owners, addresses, counters, authenticator, lease, extend)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
-    app[CONTROL], app[views.CONNECTIONS] = control, connections
+    app[CONTROL], app[CONNECTIONS] = control, connections
     app[views.NAMES] = views.TopicNames()
     uvloop.run(_serve(app, owners, listeners, control))
 

@@ -4,7 +4,7 @@
     summary              the first sentence of the handler's docstring, and the rest as description
     parameters           the path's; those of the query that the handler, and the functions it calls, read
     bodies               the table of policies; elsewhere only whether the handler reads one
-    rights               the table of authorization
+    rights               the routes' own
 
 So a description can be short, but says nothing that the code does not do.
 """
@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import VERSION
 from geminga.storage.catalogue.policy_declaration import Part, Policy, Route
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authentication import is_page
-from geminga.supervisor.admin.requests.authorization import demand_of
+from geminga.supervisor.admin.requests.request_parts import READ_ELSEWHERE, ReadElsewhere
+from geminga.supervisor.admin.requests.rights import demand_of
 from geminga.supervisor.admin.resources.policies import SETTERS
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 PATH = "/openapi.json"
 DOCUMENT = web.AppKey("openapi", dict)       # made when it is first asked for
 _ANY = "get", "put", "post", "delete"       # methods of a route for all of them
@@ -39,16 +41,6 @@ _TYPES = {"number": "integer", "decimal": "number", "true or false": "boolean", 
 _REASON = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
-class Said(NamedTuple):
-    """The parts of a request that another process reads, as JSON Schema."""
-
-    query: dict[str, dict[str, Any]]           # name -> schema
-    body: dict[str, Any] | None = None
-
-
-SAID = web.AppKey("openapi_said", dict)      # handler -> Said
-
-
 class Reads(NamedTuple):
     """The parts of a request that a handler reads, beside its path."""
 
@@ -56,7 +48,7 @@ class Reads(NamedTuple):
     has_body: bool
 
 
-@routes.get(PATH)
+@routes.get(PATH, right=None)
 async def openapi(request: web.Request) -> web.Response:
     """Answer with this description of REST, in OpenAPI 3.1."""
     app = request.app
@@ -72,13 +64,13 @@ def described(app: web.Application) -> dict[str, Any]:
     for method, path, pattern, handler in _routes(app):
         tag = _tag(path)
         tags[tag] = None
-        said = app[SAID].get(handler, Said({}))
-        operation = _operation(method.upper(), path, pattern, handler, said) | {"tags": [tag]}
+        elsewhere = app[READ_ELSEWHERE].get(handler, ReadElsewhere({}))
+        operation = _operation(method.upper(), path, pattern, handler, elsewhere) | {"tags": [tag]}
         paths.setdefault(path, {})[method] = operation
     schemes = {"token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"},
                "certificate": {"type": "mutualTLS"}}
     error = {"type": "object", "required": ["reason"], "properties": {"reason": {"type": "string"}}}
-    return {"openapi": "3.1.0", "info": {"title": "Geminga", "version": SERVER_VERSION.rpartition(" ")[2].rstrip(")")},
+    return {"openapi": "3.1.0", "info": {"title": "Geminga", "version": VERSION},
             "servers": [{"url": "/"}], "security": [{}, *({name: []} for name in schemes)],
             "tags": [{"name": name} for name in sorted(tags)], "paths": dict(sorted(paths.items())),
             "components": {"securitySchemes": schemes, "schemas": {"Error": error}}}
@@ -104,16 +96,17 @@ def _tag(path: str) -> str:
         "admin/topics" if parts[0] == "admin" else parts[0])
 
 
-def _operation(method: str, path: str, pattern: str, handler: Callable[..., Any], said: Said) -> dict[str, Any]:
+def _operation(method: str, path: str, pattern: str, handler: Callable[..., Any],
+               elsewhere: ReadElsewhere) -> dict[str, Any]:
     reads, setter = read_by(handler), SETTERS.get(handler)
     summary, _, more = (inspect.getdoc(handler) or "").partition("\n\n")
     operation: dict[str, Any] = {"summary": " ".join(summary.split()).removesuffix(".")}
     if more:
         operation["description"] = " ".join(more.split())
-    operation["parameters"] = [*_of_path(path, pattern), *_of_query(reads, setter, said)]
-    body = said.body or (_policy_schema(setter[0]) if setter is not None else {})
+    operation["parameters"] = [*_of_path(path, pattern), *_of_query(reads, setter, elsewhere)]
+    body = elsewhere.body or (_policy_schema(setter[0]) if setter is not None else {})
     has_body = reads.has_body if setter is None else not (setter[1].query or setter[1].implied is not None)
-    if has_body or said.body:
+    if has_body or elsewhere.body:
         operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
     demand = demand_of(method, path)
     operation["responses"] = {"2XX": {"description": "The answer"},
@@ -140,8 +133,8 @@ def _of_path(path: str, pattern: str) -> list[dict[str, Any]]:
     return found
 
 
-def _of_query(reads: Reads, setter: tuple[Policy, Route] | None, said: Said) -> list[dict[str, Any]]:
-    schemas = {name: {"type": "string"} for name in sorted(reads.query)} | said.query
+def _of_query(reads: Reads, setter: tuple[Policy, Route] | None, elsewhere: ReadElsewhere) -> list[dict[str, Any]]:
+    schemas = {name: {"type": "string"} for name in sorted(reads.query)} | elsewhere.query
     found: list[dict[str, Any]] = [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
     if setter is not None and setter[1].query:
         found.append({"name": setter[1].query, "in": "query", "schema": _policy_schema(setter[0])})

@@ -12,7 +12,10 @@
     grammar.py        groups of commands that suggest the nearest name
     completion.py     names that a shell completes, as a broker knows them
     missing_names.py  names that a broker does not have, and those that are like them
-    output.py, progress.py, show.py   forms of answers, bars
+    options.py        options of several commands, and the configuration that they name
+    output.py, progress.py, show.py   forms of answers, errors that end a command, bars
+
+A command that cannot go on raises output.Failed, or another error with an exit status: main.py prints it, and ends so.
 
 A command imports only the modules that it needs, when it runs: imports (numpy, protobuf, aiohttp) take most of its
 time.

@@ -1,10 +1,12 @@
 """Shell completion of what a broker knows: tenants, namespaces, topics, clusters, subscriptions, connections."""
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from geminga.supervisor.pulsar_client import contexts, target
-from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, quoted, topic_path
+from geminga.supervisor.configuration import contexts, target
+from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused, quoted, topic_path
 
 _TIMEOUT_S = 0.5         # a shell waits for its completions
 _ADDRESSES = {"url", "admin_url"}      # parameters of commands that talk to a broker
@@ -12,64 +14,66 @@ _PARTITION = "-partition-"
 _PARTS = {"tenant": 1, "namespace": 2}      # parts of a name; 3 for all others
 
 
+_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _at_once(complete: _Complete) -> _Complete:
+    """Decorate a completion: it has nothing to offer if the broker does not answer at once."""
+    @functools.wraps(complete)
+    def offered(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+        try:
+            return [name for name in complete(context, parameter, typed) if name.startswith(typed)]
+        except (Refused, NotReachable, click.UsageError, ValueError):
+            return []
+    return offered
+
+
+@_at_once
 def complete_name(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Return names for the argument `tenant`, `namespace`, `cluster`, or else of a topic.
-
-    Return [] if the broker does not answer at once.
-    """
-    try:
-        broker = _broker(context)
-        if parameter.name == "cluster":
-            return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
-        parts = _PARTS.get(parameter.name or "", 3)
-        return _names(broker, typed, parts) if parts < 3 else _topics(broker, typed)
-    except (Refused, NotReachable, click.UsageError):
-        return []
+    """Return names for the argument `tenant`, `namespace`, `cluster`, or else of a topic."""
+    broker, parts = _broker(context), _PARTS.get(parameter.name or "", 3)
+    if parameter.name == "cluster":
+        return list(broker.ask("GET", "/admin/v2/clusters").value())
+    return _names(broker, typed, parts) if parts < 3 else _topics(broker, typed)
 
 
+@_at_once
 def complete_topic(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     """Return names of topics; a text without a slash may also begin the name of a topic in public/default."""
-    try:
-        return _topics(_broker(context), typed)
-    except (Refused, NotReachable, click.UsageError):
-        return []
+    return _topics(_broker(context), typed)
 
 
 def _topics(broker: Broker, typed: str) -> list[str]:
-    found = _names(broker, typed, 3)
+    topics = _names(broker, typed, 3)
     if "/" not in typed:
         prefix = "public/default/"
-        found += [name.removeprefix(prefix) for name in _names(broker, prefix + typed, 3)]
-    return found
+        topics += [name.removeprefix(prefix) for name in _names(broker, prefix + typed, 3)]
+    return topics
 
 
-def complete_subscription(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+@_at_once
+def complete_subscription(context: click.Context, _parameter: click.Parameter, _typed: str) -> list[str]:
     """Return names of the subscriptions of the topic that the argument `topic`, or the first of `topics`, names."""
-    try:
-        topics = context.params.get("topics") or ()
-        path = topic_path(context.params.get("topic") or "".join(topics[:1]))
-        rows = _broker(context).ask("GET", f"/ops/v1/subscriptions/{path}").value()["rows"]
-        return sorted({row["subscription"] for row in rows if row["subscription"].startswith(typed)})
-    except (Refused, NotReachable, click.UsageError, ValueError):
-        return []
+    topics = context.params.get("topics") or ()
+    path = topic_path(context.params.get("topic") or "".join(topics[:1]))
+    return sorted({row["subscription"] for row in _rows(context, f"subscriptions/{path}")})
 
 
-def complete_transaction(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+@_at_once
+def complete_transaction(context: click.Context, _parameter: click.Parameter, _typed: str) -> list[str]:
     """Return ids of open transactions, such as 0,17."""
-    try:
-        rows = _broker(context).ask("GET", "/ops/v1/transactions").value()["rows"]
-    except (Refused, NotReachable, click.UsageError):
-        return []
-    return [name for row in rows if (name := row["transaction"].strip("()")).startswith(typed)]
+    return [row["transaction"].strip("()") for row in _rows(context, "transactions")]
 
 
-def complete_address(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+@_at_once
+def complete_address(context: click.Context, _parameter: click.Parameter, _typed: str) -> list[str]:
     """Return addresses of connected clients, such as 10.0.0.7:51450."""
-    try:
-        rows = _broker(context).ask("GET", "/ops/v1/clients").value()["rows"]
-    except (Refused, NotReachable, click.UsageError):
-        return []
-    return [row["address"] for row in rows if row["address"].startswith(typed)]
+    return [row["address"] for row in _rows(context, "clients")]
+
+
+def _rows(context: click.Context, table: str) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = _broker(context).ask("GET", f"/ops/v1/{table}").value()["rows"]
+    return rows
 
 
 def _broker(context: click.Context) -> Broker:

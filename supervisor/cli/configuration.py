@@ -16,10 +16,12 @@ from typing import Any
 
 import click
 
+from geminga.storage.runtime.units import millis
 from geminga.supervisor.cli import grammar, options, output
 from geminga.supervisor.host import installed
 from geminga.workers.identity.options import Secret
 
+_NOT_SERVED, _UNUSABLE = 1, 2      # exit statuses
 _RELOAD_SECONDS = 120.0      # limit for a reload, which may restart processes
 _AGAIN_SECONDS = 0.1
 _PROMOTE_SECONDS = 120.0     # limit for a promotion, which waits for the other broker to stop
@@ -47,9 +49,8 @@ def check(config: str | None, data_dir: str | None, user: str | None, form: str)
     than root.
     """
     if user is None and config is None and data_dir is None and installed.must_be_root():
-        print(f"geminga: user {pwd.getpwuid(os.geteuid()).pw_name} cannot look as the broker's user; root can: "
-              "sudo geminga config check", file=sys.stderr)
-        return 2
+        raise output.Failed(_UNUSABLE, f"user {pwd.getpwuid(os.geteuid()).pw_name} cannot look as the broker's user; "
+                                       "root can: sudo geminga config check")
     if (name := user or installed.user()) is None:
         return _look(config, data_dir, output.Output(form), is_all=False)
     try:
@@ -75,9 +76,12 @@ def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None, 
         if os.geteuid() != user.pw_uid:
             installed.take_rights(user)
         status = _look(config, data_dir, form, is_all=False, user=user.pw_name)
+    except output.Failed as error:
+        output.remark(error)
+        status = error.exit_status
     except PermissionError as error:
-        print(f"geminga: only root can look as user {user.pw_name}: {error.strerror}", file=sys.stderr)
-        status = 2
+        output.remark(f"only root can look as user {user.pw_name}: {error.strerror}")
+        status = _UNUSABLE
     except Exception:
         traceback.print_exc()
     finally:
@@ -102,12 +106,11 @@ def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all
     """
     whose = f"as user {user}: " if user else ""
     from geminga.supervisor.configuration import config as configuration
-    from geminga.supervisor.configuration import places
+    from geminga.supervisor.configuration import usable_paths
     from geminga.workers.identity.options import Unusable
-    file, given = installed.configuration(file, data_dir), {"data_dir": data_dir}
+    file = installed.configuration(file, data_dir)
     try:
-        loaded, notes = configuration.load(file, os.environ, given)
-        origins = configuration.origins(file, os.environ, given)
+        loaded, notes = configuration.load(file, os.environ, {"data_dir": data_dir})
         if loaded.tls.certificate:
             from geminga.workers.identity.certificates import Tls
             Tls(loaded.tls)
@@ -115,23 +118,21 @@ def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all
             from geminga.workers.identity.authentication import Authenticator
             Authenticator(loaded.identity)
         if not is_all:
-            places.look(loaded.data_dir)
+            usable_paths.look(loaded.data_dir)
             for folder in map(Path, loaded.http.backup_folders):
                 _try_backup_folder(folder)
     except (configuration.ConfigError, Unusable) as error:
-        print(f"geminga: {whose}{error}", file=sys.stderr)
-        return 2
+        raise output.Failed(_UNUSABLE, f"{whose}{error}") from None
     except OSError as error:
-        print(f"geminga: {whose}{places.unusable(loaded.data_dir, error)}", file=sys.stderr)
-        return 2
+        raise output.Failed(_UNUSABLE, f"{whose}{usable_paths.unusable(loaded.data_dir, error)}") from None
     for note in notes:
-        print(f"geminga: {note}", file=sys.stderr)
+        output.remark(note)
     rows, lines = [], []
     for key, (_, default) in configuration.KEYS.items():
-        holds = configuration.value(loaded, key)
-        if is_all or (key in origins and holds != default):
-            origin = origins.get(key, "default" if holds == default else "worked out")
-            plain = _plain(holds)
+        setting = configuration.value(loaded, key)
+        if is_all or (key in loaded.origins and setting != default):
+            origin = loaded.origins.get(key, "default" if setting == default else "worked out")
+            plain = _plain(setting)
             rows.append({"key": key, "value": plain, "origin": origin})
             lines.append(f"{key} = {configuration.shown(plain)}    # {origin}")
     if is_all:
@@ -145,9 +146,9 @@ def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all
 def _try_backup_folder(folder: Path) -> None:
     """Check that backups could be written to a folder of `http.backup_folders`.  Raises ConfigError."""
     from geminga.supervisor.configuration import config as configuration
-    from geminga.supervisor.configuration import places
+    from geminga.supervisor.configuration import usable_paths
     try:
-        places.look(folder)
+        usable_paths.look(folder)
     except OSError as error:
         raise configuration.ConfigError(f"http.backup_folders: {folder}: {error.strerror}") from None
 
@@ -165,115 +166,90 @@ def _plain(setting: Any) -> Any:
                       "2 it cannot be used, and the one before stays in force.")
 @options.DATA_DIR
 @output.FORM
-def reload(data_dir: str | None, form: str) -> int:
+def reload(data_dir: str | None, form: str) -> None:
     """Have a broker take over its changed configuration.
 
     SIGHUP does the same.  The command ends when the configuration is in force in every process.
     """
     from geminga.supervisor.processes import control_socket
-    place = _place(data_dir)
-    try:
-        for answer in control_socket.ask(place, _RELOAD_SECONDS, reload=True):
-            output.Output(form).value({"changes": answer["changes"]}, lambda told: "\n".join(told["changes"]))
-            if answer["error"]:
-                print(f"geminga: {answer['error']}; the configuration before it stays in force", file=sys.stderr)
-                return 2
-            return 0
-    except control_socket.NotServed as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 1
-    print(f"geminga: {place}: the broker ended", file=sys.stderr)
-    return 1
+    folder = _data_folder(data_dir)
+    for answer in control_socket.ask(folder, _RELOAD_SECONDS, reload=True):
+        output.Output(form).value({"changes": answer["changes"]}, lambda answer: "\n".join(answer["changes"]))
+        if answer["error"]:
+            raise output.Failed(_UNUSABLE, f"{answer['error']}; the configuration before it stays in force")
+        return
+    raise output.Failed(_NOT_SERVED, f"{folder}: the broker ended")
 
 
-def _place(data_dir: str | None) -> Path:
+def _data_folder(data_dir: str | None) -> Path:
     """Return the data folder: the one given on the command line, else the configured one.  Raises ConfigError."""
-    if data_dir is not None:
-        place = Path(data_dir)
-    else:
-        from geminga.supervisor.configuration import config as configuration
-        place = configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
-    installed.become_owner(place, writes=False)
-    return place
+    folder = Path(data_dir) if data_dir is not None else options.configured(None, None).data_dir
+    installed.become_owner(folder, writes=False)
+    return folder
 
 
-def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    """Return a time such as 0.5, 30s or 5m in seconds, from 0 to a day.  Raises BadParameter."""
-    from geminga.supervisor.configuration.units import millis
-    try:
-        seconds = float(value) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", value) else millis(value) / 1_000
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _seconds(text: str) -> float:
+    """Return a time such as 0.5, 30s or 5m in seconds, from 0 to a day.  Raises ValueError."""
+    seconds = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) else millis(text) / 1_000
     if not 0 <= seconds <= 24 * 3600:
-        raise click.BadParameter(f"{value} is not from 0 to 1d")
+        raise ValueError(f"{text} is not from 0 to 1d")
     return seconds
 
 
 @click.command(epilog="Exit status: 0 the broker has stopped; 1 no broker serves the folder.")
 @options.DATA_DIR
-@click.option("--seconds", metavar="TIME", default="10", show_default=True, callback=_seconds,
+@click.option("--seconds", metavar="TIME", default="10", show_default=True, type=output.Converted("time", _seconds),
               help="How long consumers may take at most: seconds, or with a unit as 30s or 5m; up to a day.")
 @output.FORM
-def drain(data_dir: str | None, seconds: float, form: str) -> int:
+def drain(data_dir: str | None, seconds: float, form: str) -> None:
     """Have a broker stop once its consumers are done.
 
     They are done when they have acknowledged the messages that they hold.  From now on the broker takes no messages,
     opens no producers and consumers, and delivers nothing.  Messages sent before still get their receipts.
     """
     from geminga.supervisor.processes import control_socket
-    left, shown = None, output.Output(form)
-    try:
-        for answer in control_socket.ask(_place(data_dir), _SILENT_SECONDS, drain=seconds):
-            if answer["outstanding"] != left:
-                left = answer["outstanding"]
-                if shown.is_for_people:
-                    print(f"{left} messages are to be acknowledged yet", flush=True)
-    except control_socket.NotServed as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 1
-    shown.value({"outstanding": left or 0}, lambda _: f"stopped; {left} messages will be redelivered" if left
-                else "stopped; nothing is outstanding")
-    return 0
+    outstanding, shown = None, output.Output(form)
+    for answer in control_socket.ask(_data_folder(data_dir), _SILENT_SECONDS, drain=seconds):
+        if answer["outstanding"] != outstanding:
+            outstanding = answer["outstanding"]
+            if shown.is_for_people:
+                print(f"{outstanding} messages are to be acknowledged yet", flush=True)
+    shown.value({"outstanding": outstanding or 0}, lambda _: f"stopped; {outstanding} messages will be redelivered"
+                if outstanding else "stopped; nothing is outstanding")
 
 
 @click.command(epilog="Exit status: 0 it serves; 1 it does not, and a line says why.")
 @options.DATA_DIR
 @output.FORM
-def promote(data_dir: str | None, form: str) -> int:
+def promote(data_dir: str | None, form: str) -> None:
     """Have a standby stop its broker, and serve.
 
     If the broker can be reached, it stops for good, and the standby has everything that it had.  If not, what it
     answered within the time that the standby was behind is lost, and it must not serve any more.
     """
     from geminga.supervisor.processes import control_socket
-    place, shown = _place(data_dir), output.Output(form)
-    answers: list[dict[str, Any]] = []
-    try:
-        answers = list(control_socket.ask(place, _PROMOTE_SECONDS, promote=True))
-    except control_socket.NotServed as error:
-        answers = [{"error": str(error)}]
-    answer = answers[-1] if answers else {"error": f"{place}: no standby runs there"}
+    folder = _data_folder(data_dir)
+    answers = list(control_socket.ask(folder, _PROMOTE_SECONDS, promote=True))
+    answer = answers[-1] if answers else {"error": f"{folder}: no standby runs there"}
     if "error" in answer:
-        print(f"geminga: {answer['error']}", file=sys.stderr)
-        return 1
-    shown.value(answer, lambda _: "promoted; the other broker has stopped, and this one has everything"
-                if answer["stopped"] else
-                f"promoted, {answer['behind_ms']} ms behind; the other broker was not reached ({answer['why']}): it "
-                "must not serve before it has asked this one")
-    return 0 if _serves(place) else 1
+        raise output.Failed(_NOT_SERVED, answer["error"])
+    output.Output(form).value(
+        answer, lambda _: "promoted; the other broker has stopped, and this one has everything" if answer["stopped"]
+        else f"promoted, {answer['behind_ms']} ms behind; the other broker was not reached ({answer['why']}): it "
+             "must not serve before it has asked this one")
+    _wait_until_served(folder)
 
 
-def _serves(place: Path) -> bool:
-    """Wait until the broker of a folder serves, and print a line if it does not come to that."""
+def _wait_until_served(folder: Path) -> None:
+    """Wait until the broker of a folder serves.  Raises Failed."""
     from geminga.storage.runtime.unix_sockets import HTTP, UNIX
-    from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
-    broker, until, why = Broker(f"{UNIX}{place / HTTP}", _SILENT_SECONDS), time.monotonic() + _PROMOTE_SECONDS, ""
+    from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused
+    broker, until, why = Broker(f"{UNIX}{folder / HTTP}", _SILENT_SECONDS), time.monotonic() + _PROMOTE_SECONDS, ""
     while time.monotonic() < until:
         try:
             broker.ask("GET", "/ready")
-            return True
+            return
         except (NotReachable, Refused) as error:
             why = str(error)
         time.sleep(_AGAIN_SECONDS)
-    print(f"geminga: it does not serve yet: {why}", file=sys.stderr)
-    return False
+    raise output.Failed(_NOT_SERVED, f"it does not serve yet: {why}")

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from geminga.supervisor.cli import grammar, options, output
+from geminga.supervisor.configuration import target
 from geminga.supervisor.host import installed
-from geminga.supervisor.pulsar_client import target
 
 
 @click.group(cls=grammar.Group)
@@ -30,14 +30,9 @@ def bundle(file: str | None, config: str | None, data_dir: str | None, form: str
     hosts.  Run the command on the broker's host, as root or as its user; the journal may be for root only.  It takes
     half a minute at most.
     """
-    from geminga.supervisor.configuration import config as configuration
     from geminga.supervisor.tasks import bundle as bundles
-    config = installed.configuration(config, data_dir)
-    try:
-        loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
-    except configuration.ConfigError as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 2
+    loaded = options.configured(config := installed.configuration(config, data_dir), data_dir)
+
     def as_owner() -> None:
         installed.become_owner(loaded.data_dir, writes=False)
 
@@ -50,9 +45,7 @@ def bundle(file: str | None, config: str | None, data_dir: str | None, form: str
         broker = target.of(who, loaded.data_dir)
         missing = bundles.write(archive, loaded, broker.admin_url, broker.credentials, words, os.environ, as_owner)
     except OSError as error:
-        from geminga.storage.errors import text_of
-        print(f"geminga: {text_of(error)}", file=sys.stderr)
-        return 1
+        raise output.Failed(1, error) from None
     shown = output.Output(form)
     if shown.is_for_people:
         for line in missing:

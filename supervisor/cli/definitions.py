@@ -1,14 +1,13 @@
 """`geminga definitions export|import`: the definitions of a broker, which is everything but messages, as a file."""
 import contextlib
 import json
-import sys
 from typing import Any
 
 import click
 
 from geminga.supervisor.cli import grammar, output
-from geminga.supervisor.pulsar_client import target
-from geminga.supervisor.pulsar_client.rest import WRONG_USAGE
+from geminga.supervisor.configuration import target
+from geminga.workers.pulsar_client.rest import WRONG_USAGE
 
 _SECONDS = 600      # limit for an answer of the broker
 _PATH = "/ops/v1/definitions"
@@ -42,7 +41,7 @@ def export(file: Any, form: str, **who: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @output.FORM
 @target.admin_options
-def bring(file: Any, dry_run: bool, form: str, **who: Any) -> int | None:
+def bring(file: Any, dry_run: bool, form: str, **who: Any) -> None:
     """Create and change definitions as FILE has them (-: standard input), and print every change.
 
     Definitions that FILE does not name stay.  Schemas, subscriptions and partitions are only added, never removed.
@@ -51,9 +50,7 @@ def bring(file: Any, dry_run: bool, form: str, **who: Any) -> int | None:
         wanted = json.load(file)
     except (ValueError, RecursionError) as error:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
-        print(f"geminga: {file.name}: {why}", file=sys.stderr)
-        return WRONG_USAGE
+        raise output.Failed(WRONG_USAGE, f"{file.name}: {why}") from None
     query = {"dry-run": "true"} if dry_run else None
     answer = target.of(who).broker(_SECONDS).ask("POST", _PATH, query, wanted).value()
     output.Output(form).value(answer, lambda answer: "\n".join(answer["changes"]))
-    return None

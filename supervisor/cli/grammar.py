@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 import click
 
-from geminga.supervisor.configuration.similar_names import question
+from geminga.storage.runtime.similar_names import question
 
 STATUS = "Exit status: 0 done; 1 refused by the broker; 2 wrong usage; 3 not reachable."      # end of a help text
 

@@ -1,8 +1,8 @@
 """Names that a broker does not have: which part of one is missing, and the names that are like it."""
 from typing import NamedTuple
 
-from geminga.supervisor.configuration.similar_names import question, question_of_topic
-from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, namespace_path, plain, quoted
+from geminga.storage.runtime.similar_names import question, question_of_topic
+from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused, namespace_path, plain, quoted
 
 DEFAULT_NAMESPACE = "public/default"      # of a topic whose name has no slash
 
@@ -48,6 +48,9 @@ def _missing(broker: Broker, text: str) -> _Missing | None:
     topic, topics = "/".join(parts), topics_of(broker, namespace)
     if len(parts) < 3 or topic in topics:
         return None
+    scalable = f"topic://{topic}"
+    if text != scalable and scalable in listed(broker, f"/admin/v2/scalable/{namespace_path(namespace)}"):
+        return _Missing("topic", topic, f"  Did you mean {scalable}?")
     locals_of = {name.removeprefix(f"{namespace}/") for name in topics}
     return _Missing("topic", topic, question_of_topic(topic, locals_of))
 

@@ -2,28 +2,21 @@
 
 The client and numpy are imported when a command runs, because help, manual page and completion do not need them.
 """
-import sys
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import click
 
 from geminga.storage.runtime.unix_sockets import UNIX
-from geminga.supervisor.cli import output, table_import
+from geminga.supervisor.cli import output, running, table_import
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import Progress, progress
-from geminga.supervisor.pulsar_client import credentials, target
-from geminga.supervisor.pulsar_client.rest import (
-    NOT_REACHABLE,
-    REFUSED,
-    WRONG_USAGE,
-    Broker,
-    NotReachable,
-    Refused,
-    topic_path,
-)
+from geminga.supervisor.configuration import target
 from geminga.supervisor.wording.human import count, size
+from geminga.workers.pulsar_client import credentials
+from geminga.workers.pulsar_client.rest import REFUSED, WRONG_USAGE, Broker, NotReachable, Refused, topic_path
 
 if TYPE_CHECKING:
     import asyncio
@@ -83,7 +76,7 @@ def bring(context: click.Context, topics: tuple[str, ...], url_there: str, subsc
     theirs, ours = _sides(who)
     if values["table"] is not None:
         return table_import.run(ours, topics[0], subscriptions, values, output.Output(form))
-    sides = _Sides(_cluster(url_there, theirs), _cluster(ours.url, ours.credentials), ours.broker)
+    sides = _Sides(_other(url_there, "", theirs), ours)
     return _move(sides, topics, subscriptions, output.Output(form))
 
 
@@ -102,22 +95,15 @@ def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, su
     A namespace means all its topics.
     """
     theirs, ours = _sides(who)
-
-    def admin() -> Broker:
-        if to_admin_url is None:
-            raise click.UsageError("--to-admin-url is needed, to create partitioned topics there")
-        return Broker(to_admin_url, credentials=theirs)
-
-    sides = _Sides(_cluster(ours.url, ours.credentials), _cluster(url_there, theirs), admin, _counting(ours.broker()))
+    sides = _Sides(ours, _other(url_there, to_admin_url or "", theirs), _counting(ours.broker()))
     return _move(sides, topics, subscriptions, output.Output(form))
 
 
 class _Sides(NamedTuple):
     """The two clusters of a copy."""
 
-    source: "moving.Cluster"
-    target: "moving.Cluster"
-    admin: Callable[[], Broker]      # the target's HTTP address, to create partitioned topics at
+    source: target.Target
+    target: target.Target            # its HTTP address, to create partitioned topics at, may be ""
     entries_of: Callable[[str], int | None] = lambda topic: None      # of a topic at the source, if it can be asked
 
 
@@ -138,12 +124,11 @@ def _sides(who: dict[str, Any]) -> tuple[credentials.Credentials, target.Target]
     return credentials.of(**theirs), target.of(ours)
 
 
-def _cluster(url: str, given: credentials.Credentials) -> "moving.Cluster":
-    from geminga.supervisor.tasks import moving
+def _other(url: str, admin_url: str, given: credentials.Credentials) -> target.Target:
     scheme, _, rest = url.partition("://")
     if not url.startswith(UNIX) and (scheme not in ("pulsar", "pulsar+ssl") or not rest):
         raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
-    return moving.Cluster(url, given.method, given.data, given.context_for(url))
+    return target.Target(url, admin_url, given)
 
 
 def _move(sides: _Sides, wanted: tuple[str, ...], subscriptions: tuple[str, ...], shown: output.Output) -> int:
@@ -154,17 +139,27 @@ def _move(sides: _Sides, wanted: tuple[str, ...], subscriptions: tuple[str, ...]
     try:
         asked = [_parsed(text) for text in wanted]
     except Refusal as error:
-        print(f"geminga: {error.message}", file=sys.stderr)
-        return WRONG_USAGE
+        raise output.Failed(WRONG_USAGE, error.message) from None
     with asyncio.Runner() as runner:
-        if status := runner.run(_unreachable(sides)):
-            return status
+        for cluster in sides.source, sides.target:
+            with running.errors_of(cluster):
+                runner.run(cluster.connect()).close()
         copies = _Copies(runner, sides, subscriptions)
         shown.stream(copies.made(asked), lambda row: row, _line)
         return REFUSED if copies.failed else 0
 
 
-def _line(row: dict[str, Any]) -> str:
+class CopiedPart(TypedDict):
+    """A row about a topic or partition that was copied."""
+
+    topic: str
+    entries: int
+    messages: int
+    bytes: int
+    seconds: float
+
+
+def _line(row: CopiedPart) -> str:
     return f"{row['topic']}: {count(row['messages'])} messages in {count(row['entries'])} entries, " \
            f"{size(row['bytes'])}, copied in {row['seconds']:.1f} s"
 
@@ -182,25 +177,6 @@ def _parsed(text: str) -> "names.TopicName | str":
     return topic
 
 
-async def _unreachable(sides: _Sides) -> int:
-    """Connect to both clusters once.  If one fails, print the reason and return the exit status, else return 0."""
-    from geminga.supervisor.pulsar_client import reasons
-    from geminga.supervisor.pulsar_client.client import ClientError, NoAddress, NoBroker
-    for cluster in sides.source, sides.target:
-        try:
-            (await cluster.connect()).close()
-        except NoAddress as error:
-            print(f"geminga: {error}", file=sys.stderr)
-            return WRONG_USAGE
-        except (OSError, NoBroker) as error:
-            print(f"geminga: {cluster.url}: {reasons.of(error, is_secure=cluster.tls is not None)}", file=sys.stderr)
-            return NOT_REACHABLE
-        except ClientError as error:
-            print(f"geminga: {cluster.url}: {error}", file=sys.stderr)
-            return REFUSED
-    return 0
-
-
 class _Copies:
     """Copies of topics, one after the other, and the number of topics and namespaces that could not be copied."""
 
@@ -211,86 +187,78 @@ class _Copies:
     def __repr__(self) -> str:
         return f"<_Copies failed={self.failed}>"
 
-    def made(self, asked: "list[names.TopicName | str]") -> Iterator[dict[str, Any]]:
+    def made(self, asked: "list[names.TopicName | str]") -> Iterator[CopiedPart]:
         """Copy topics, and all topics of namespaces; yield the figures of each partition.  Reasons are printed."""
-        from geminga.supervisor.pulsar_client.client import ClientError
+        from geminga.workers.pulsar_client.connection import ClientError
         topics = []
-        for one in asked:
+        for name in asked:
             try:
-                topics += self._runner.run(_topics_of(self._sides.source, one)) if isinstance(one, str) else [one]
+                topics += self._runner.run(_topics_of(self._sides.source, name)) if isinstance(name, str) else [name]
             except (ClientError, OSError) as error:
-                self._fail(one, error)
+                self._fail(name, error)
         for topic in topics:
             try:
-                for part in self._runner.run(_parts(*self._sides[:2], topic, self._sides.admin)):
+                for part in self._runner.run(_parts(*self._sides[:2], topic)):
                     yield self._copy(str(part))
             except (ClientError, Refused, OSError) as error:
                 self._fail(topic, error)
 
-    def _copy(self, part: str) -> dict[str, Any]:
-        from dataclasses import asdict
-
+    def _copy(self, part: str) -> CopiedPart:
         from geminga.supervisor.tasks import moving
         began = time.monotonic()
         with progress(part, self._sides.entries_of(part)) as bar:
             copied = self._runner.run(
                 moving.copy_topic(*self._sides[:2], part, self._subscriptions, _Entries(bar)))
-        return {"topic": part, **asdict(copied), "seconds": round(time.monotonic() - began, 3)}
+        return {"topic": part, "entries": copied.entries, "messages": copied.messages, "bytes": copied.bytes,
+                "seconds": round(time.monotonic() - began, 3)}
 
     def _fail(self, what: object, why: Exception) -> None:
         self.failed += 1
-        print(f"geminga: {what}: {why}", file=sys.stderr)
+        output.remark(f"{what}: {why}")
 
 
-async def _topics_of(source: "moving.Cluster", namespace: str) -> "list[names.TopicName]":
+async def _topics_of(source: target.Target, namespace: str) -> "list[names.TopicName]":
     """Return the namespace's topics except system topics; a partitioned topic counts as one."""
     from geminga.proto import names
-    from geminga.supervisor.pulsar_client.client import ClientError
-    connection = await source.connect()
-    try:
+    from geminga.workers.pulsar_client.connection import ClientError
+    with contextlib.closing(await source.connect()) as connection:
         all_topics = {names.parse(text).base for text in await connection.topics(namespace)}
-    finally:
-        connection.close()
     topics = sorted((topic for topic in all_topics if not topic.local_name.startswith("__")), key=str)
     if not topics:
         raise ClientError("there are no topics in it")
     return topics
 
 
-async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: "names.TopicName",
-                 admin: Callable[[], Broker]) -> "list[names.TopicName]":
+async def _parts(source: target.Target, sink: target.Target, topic: "names.TopicName") -> "list[names.TopicName]":
     """Return the partitions of a topic, or the topic itself if it has none.
 
     Partitions that the target lacks are created there.
     """
-    from geminga.supervisor.pulsar_client.client import ClientError
+    from geminga.workers.pulsar_client.connection import ClientError
     count = await _partitions(source, topic)
     if count is None:
         raise ClientError(f"there is no such topic{await _question(source, topic)}")
     if not count:
         return [topic]
-    there = await _partitions(target, topic)
+    there = await _partitions(sink, topic)
     if there != count:
-        admin().ask("POST" if there else "PUT", f"/admin/v2/{topic_path(str(topic))}/partitions", body=count)
+        if not sink.admin_url:
+            raise click.UsageError("--to-admin-url is needed, to create partitioned topics there")
+        path = f"/admin/v2/{topic_path(str(topic))}/partitions"
+        sink.broker().ask("POST" if there else "PUT", path, body=count)
     return [topic.partition_name(number) for number in range(count)]
 
 
-async def _question(cluster: "moving.Cluster", topic: "names.TopicName") -> str:
+async def _question(cluster: target.Target, topic: "names.TopicName") -> str:
     """Return a question for the topic most like one that does not exist, "" if there is none."""
-    from geminga.supervisor.messages import topics
-    connection = await cluster.connect()
-    try:
+    from geminga.workers.messages import topics
+    with contextlib.closing(await cluster.connect()) as connection:
         return await topics.question(connection, topic)
-    finally:
-        connection.close()
 
 
-async def _partitions(cluster: "moving.Cluster", topic: "names.TopicName") -> int | None:
-    connection = await cluster.connect()
-    try:
+async def _partitions(cluster: target.Target, topic: "names.TopicName") -> int | None:
+    with contextlib.closing(await cluster.connect()) as connection:
         return await connection.partitions(str(topic))
-    finally:
-        connection.close()
 
 
 class _Entries:

@@ -1,19 +1,23 @@
 """`geminga status`, `geminga log` and `geminga tune`: a broker's state, its log levels, and settings of its host."""
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from geminga.storage.runtime.units import instant, millis
 from geminga.supervisor.cli import grammar, options, output
 from geminga.supervisor.cli.completion import complete_topic
-from geminga.supervisor.configuration.units import instant, millis
-from geminga.supervisor.host import installed
-from geminga.supervisor.pulsar_client import target
-from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted
+from geminga.supervisor.configuration import target
 from geminga.supervisor.wording.human import length, night_progress, size
+from geminga.workers.pulsar_client.rest import Broker, Refused, plain, quoted
 
 _LEVEL_MAX_MS = 7 * 86_400_000      # the broker takes no longer time of another level
+
+
+def _level_time_ms(text: str) -> int:
+    if not 0 < (time_ms := millis(text)) <= _LEVEL_MAX_MS:
+        raise ValueError(f"{text!r} is not a time of up to 7d")
+    return time_ms
 
 
 @click.group(cls=grammar.Group)
@@ -28,12 +32,13 @@ def log() -> None:
               help="Only lines about this topic and its partitions.")
 @click.option("--client", metavar="ADDRESS", default="", 
               help="Only lines about this client: HOST, or HOST:PORT.")
-@click.option("--for", "duration", metavar="TIME", default="5m", show_default=True,
+@click.option("--for", "duration_ms", type=output.Converted("time", _level_time_ms), metavar="TIME", default="5m",
+              show_default=True,
               help="How long, until the configured level is in force again.")
 @click.option("--reset", is_flag=True, help="Go back to the configured level now.")
 @target.admin_options
 @output.FORM
-def level(level: str | None, topic: str, client: str, duration: str, reset: bool, form: str, **who: Any) -> None:
+def level(level: str | None, topic: str, client: str, duration_ms: int, reset: bool, form: str, **who: Any) -> None:
     """Show the log's level, or change it for a while: for all lines, a topic, or a client."""
     broker = target.of(who).broker()
     if reset:
@@ -43,12 +48,6 @@ def level(level: str | None, topic: str, client: str, duration: str, reset: bool
             raise click.UsageError("--topic and --client need a level")
         levels = broker.ask("GET", "/ops/v1/log-level").value()
     else:
-        try:
-            duration_ms = millis(duration)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--for") from None
-        if not 0 < duration_ms <= _LEVEL_MAX_MS:
-            raise click.BadParameter(f"{duration!r} is not a time of up to 7d", param_hint="--for")
         body = {"level": level, "topic": topic, "client": client, "seconds": duration_ms / 1_000}
         levels = broker.ask("PUT", "/ops/v1/log-level", body=body).value()
     output.Output(form).value(levels, lambda levels: "\n".join([f"{levels['level']} is configured", *(
@@ -82,8 +81,7 @@ def status(is_asked_ready: bool, seen: str | None, form: str, watch_s: float | N
             broker.ask("POST", f"/ops/v1/alarms/{quoted(seen)}/seen")
         shown.repeat(show)
     except Refused as refused:
-        print(f"geminga: {refused}", file=sys.stderr)
-        return 2
+        raise output.Failed(2, refused) from None
     return int(bool(state["alarms"]) or not state["ready"])
 
 
@@ -92,8 +90,7 @@ def _show_ready(broker: Broker) -> int:
     try:
         print(plain(broker.ask("GET", "/ready").body.decode()))
     except Refused as refused:
-        print(f"geminga: not ready: {refused}", file=sys.stderr)
-        return 1
+        raise output.Failed(1, f"not ready: {refused}") from None
     return 0
 
 
@@ -137,6 +134,12 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
     if missing:
         unknown = f"unknown, as {missing:,} of {topics['total']:,} topics are not loaded; of the others "
     yield f"  backlog     {unknown}{loaded['backlog_entries']:,} entries; {size(loaded['stored_bytes'])} are stored"
+    if (told := state.get("kept")) and (told["topics"] or told["backlogs"]):
+        yield f"  deleted     {told['topics']:,} topics and {told['backlogs']:,} cleared backlogs can be taken back, " \
+              f"which take {size(told['bytes'])}"
+    if (told := state.get("schedules")) and told["total"]:
+        waiting = f", of which {told['waiting']:,} cannot publish now" if told["waiting"] else ""
+        yield f"  schedules   {told['total']:,}{waiting}"
     disk = state["disk"]
     yield f"  disk        {size(disk['free_bytes'])} of {size(disk['bytes'])} are free at {state['data_dir']}"
     if told := state.get("standby"):
@@ -167,20 +170,13 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
 @output.json_flag("jsonl")
 def tune(check: bool, config: str | None, data_dir: str | None, pid: int | None, form: str) -> int:
     """Check settings of this host that bound a broker."""
-    import os
-
-    from geminga.supervisor.configuration import config as configuration
     from geminga.supervisor.host import tune as host
+    loaded = options.configured(config, data_dir)
     try:
-        loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
         limits = None if pid is None else host.limits_of(pid)
-    except configuration.ConfigError as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        why = "there is no such process" if pid is not None and isinstance(error, FileNotFoundError) else error.strerror
-        print(f"geminga: --pid {pid}: {why}", file=sys.stderr)
-        return 2
+        why = "there is no such process" if isinstance(error, FileNotFoundError) else error.strerror
+        raise output.Failed(2, f"--pid {pid}: {why}") from None
     results = list(host.checks(loaded, limits=limits))
     wrong = [result for result in results if result.matters and not result.is_fine]
     if form != "table":

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from geminga.supervisor.pulsar_client.rest import plain
+from geminga.storage.runtime.units import millis
+from geminga.workers.pulsar_client.rest import plain
 
 FORMS = ("table", "json", "jsonl", "yaml")
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"       # cursor to the corner, screen and scrolled lines cleared
@@ -23,11 +24,44 @@ _SHORTEST_S = 0.1
 _T = TypeVar("_T")
 
 
+class Failed(Exception):
+    """An error that ends a command: a line that says why, and the exit status."""
+
+    def __init__(self, exit_status: int, why: object) -> None:
+        if isinstance(why, OSError):
+            from geminga.storage.errors import text_of
+            why = text_of(why)
+        super().__init__(str(why))
+        self.exit_status = exit_status
+
+
+def remark(why: object) -> None:
+    """Print a line beside the output: what went wrong, or what people should know."""
+    print(f"geminga: {why}", file=sys.stderr, flush=True)
+
+
+class Converted(click.ParamType):
+    """A click type that reads a text with a function; the function raises ValueError for a wrong text."""
+
+    def __init__(self, name: str, convert: Callable[[str], Any]) -> None:
+        self.name = name
+        self._convert = convert
+
+    def __repr__(self) -> str:
+        return f"Converted({self.name})"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            return self._convert(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
 class Column(NamedTuple):
     """A column of a table: the key of its values in rows, and how people see them."""
 
     key: str
-    heading: str = ""                                  # the key unless given
+    heading: str = ""                                  # "": the key is the heading
     shown: Callable[[Any], str] | None = None          # value -> text; None: as it is, - where there is none
     is_number: bool = False                            # aligned to the right
 
@@ -55,7 +89,7 @@ class Output(NamedTuple):
             for line in lines:
                 print(line)
             if len(lines) == 1:      # a heading alone looks like an answer that was lost
-                print("geminga: there are none", file=sys.stderr)
+                remark("there are none")
         else:
             self._document(list(rows))
 
@@ -123,19 +157,10 @@ def cell(value: Any, column: Column) -> str:
     return plain(column.shown(value) if column.shown is not None else str(value))
 
 
-def every(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    from geminga.supervisor.configuration.units import millis
-    try:
-        return max(_SHORTEST_S, millis(value) / 1_000)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
+PAUSE = Converted("time", lambda text: max(_SHORTEST_S, millis(text) / 1_000))      # between two looks, in seconds
 FORM = click.option("--output", "-o", "form", type=click.Choice(FORMS), default="table", show_default=True,
                     help="A table for people, or a form for programs.")
-WATCH = click.option("--watch", "-w", "watch_s", metavar="TIME", is_flag=False, flag_value="2s", callback=every,
+WATCH = click.option("--watch", "-w", "watch_s", metavar="TIME", is_flag=False, flag_value="2s", type=PAUSE,
                      help="Show again every 2 s, or after TIME, until interrupted.")
 
 

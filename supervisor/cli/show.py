@@ -4,7 +4,7 @@ A list has a line for each item. An object is shown as a table, or as aligned na
 """
 from typing import Any
 
-from geminga.supervisor.pulsar_client.rest import plain
+from geminga.workers.pulsar_client.rest import plain
 
 
 def text(value: Any) -> str:

@@ -1,5 +1,4 @@
 """`geminga import --from-table`: options, and the run with its progress and summary."""
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +6,9 @@ from typing import Any
 import click
 
 from geminga.supervisor.cli import output, running
+from geminga.supervisor.cli.output import remark
 from geminga.supervisor.cli.progress import progress
-from geminga.supervisor.pulsar_client.target import Target
+from geminga.supervisor.configuration.target import Target
 from geminga.supervisor.wording.human import count, rate, size
 
 _OPTIONS = (
@@ -46,8 +46,8 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check(context: click.Context, values: dict[str, Any]) -> None:
     """Raise click.UsageError unless the options are those of one source: another cluster, or a table."""
-    given = {one.name: one.opts[0] for one in context.command.params if isinstance(one, click.Option)
-             and one.name and context.get_parameter_source(one.name) == click.core.ParameterSource.COMMANDLINE}
+    given = {param.name: param.opts[0] for param in context.command.params if isinstance(param, click.Option)
+             and param.name and context.get_parameter_source(param.name) == click.core.ParameterSource.COMMANDLINE}
     ours = [option for name, option in given.items() if name in NAMES]
     theirs = [option for name, option in given.items() if name.endswith("_there")]
     if values["table"] is None:
@@ -68,10 +68,10 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
     from geminga.proto import names
     from geminga.proto import pulsar_api_pb2 as api
     from geminga.proto.errors import Refusal
-    from geminga.supervisor.pulsar_client.key_hashing import HASHES, Scheme
     from geminga.supervisor.tables.files import BadTable, Table
     from geminga.supervisor.tables.roles import Choice
     from geminga.supervisor.tasks import table_import
+    from geminga.workers.pulsar_client.key_hashing import HASHES, Scheme
     columns = values["columns"]
     choice = Choice(values["key_column"], values["event_time_column"], values["property_columns"],
                     values["payload_column"],
@@ -82,9 +82,6 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
                                  subscriptions, values["name"], values["skips_unfit"])
     report: table_import.Report | None = None
 
-    def tell(text: str) -> None:
-        print(f"geminga: {text}", file=sys.stderr)
-
     async def imported() -> int:
         nonlocal report
         name = names.parse(topic)
@@ -92,11 +89,11 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
             raise Refusal(api.InvalidTopicName, f"{topic} is not persistent: it holds nothing")
         table = Table(values["table"])
         with progress("importing", table.rows) as bar:
-            report = table_import.Report(table.rows, tell, bar.advance)
+            report = table_import.Report(table.rows, remark, bar.advance)
             if table.rows:
                 await table_import.TableImport(broker, table, name, wishes, report).run()
             else:
-                tell(f"{values['table']}: the table has no rows")
+                remark(f"{values['table']}: the table has no rows")
         row = {"topic": str(name), "files": len(table.files), **report.row(),
                "seconds": round(time.monotonic() - report.began, 3)}
         shown.stream([row], lambda row: row, _line)
@@ -105,11 +102,9 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
     try:
         return running.run(broker, imported)
     except (BadTable, table_import.NotOnce, table_import.Unfit) as error:
-        print(f"geminga: {error}{_so_far(report)}", file=sys.stderr)
-        return error.exit_status
+        raise output.Failed(error.exit_status, f"{error}{_so_far(report)}") from None
     except KeyboardInterrupt:
-        print(f"geminga: interrupted{_so_far(report)}; the same command goes on from there", file=sys.stderr)
-        return 1
+        raise output.Failed(1, f"interrupted{_so_far(report)}; the same command goes on from there") from None
 
 
 def _so_far(report: Any) -> str:

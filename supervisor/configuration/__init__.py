@@ -8,10 +8,11 @@
     quantities.py     times and sizes as values of keys: 10s, 1d, 10M
     restarts.py       keys that a reload leaves as they are
     exposure.py       whether everybody on the network may use the broker
-    places.py         what is wrong with a file or folder that a key names, and what to do
+    usable_paths.py   what is wrong with a file or folder that a key names, and what to do
     editing.py        changes of single keys in a TOML file
-    similar_names.py  names that are like a mistyped one
-    units.py          times, sizes and moments as people write them
+    target.py         the broker that a command means: options, and where their defaults come from
+    contexts.py       named brokers of a user
+    sign_in.py        sign-in of a person at an issuer of tokens, for a context
 
-Imports: options of the layers below.  Start with `config.py`.
+Imports: `host/`, options of the layers below, `pulsar_client/`.  Start with `config.py`.
 """

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.log import LogOptions
-from geminga.supervisor.configuration import places
+from geminga.storage.runtime.similar_names import likest
+from geminga.supervisor.configuration import usable_paths
 from geminga.supervisor.configuration.properties import (
     TRANSLATED,
     ConfigError,
@@ -27,13 +28,13 @@ from geminga.supervisor.configuration.properties import (
     translate,
 )
 from geminga.supervisor.configuration.quantities import reader
-from geminga.supervisor.configuration.similar_names import likest
 from geminga.supervisor.configuration.value_ranges import FORMS, MIB, RANGES
 from geminga.supervisor.host import host
 from geminga.workers.identity.options import (
     AuthenticationOptions,
     AuthorizationOptions,
     IdentityOptions,
+    OidcOptions,
     Secret,
     TlsOptions,
 )
@@ -41,6 +42,8 @@ from geminga.workers.options import WorkerOptions
 
 __all__ = ["Config", "ConfigError", "KEYS", "load"]
 
+# Ends of the keys of rates above which segments split, and below which they merge.
+SCALING_RATES = "messages_in", "bytes_in", "messages_out", "bytes_out"
 FRAME_OVERHEAD = 10 * 1024     # bytes that a frame may have beside the message, as in Pulsar
 ENVIRONMENT_PREFIX = "GEMINGA_"
 Settings = dict[str, Setting]
@@ -64,6 +67,7 @@ class ConsoleOptions:
     enabled: bool = True                          # its pages are served
     read_only: bool = False                       # browsers may change nothing, here and over REST
     session_s: int = 12 * 3_600                   # after which somebody has to sign in again
+    url: str = ""                                 # by which browsers reach it through a proxy; "": as they ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,9 @@ class MetricsOptions:
 
     topics: bool = True                           # of topics and their subscriptions; else only of namespaces
     topics_max: int = 500                         # topics with series; others are summed up by namespace
+    segments: bool = False                        # of segments, instead of the scalable topics that they belong to
+    property_labels: bool = False                 # whether series have labels of topics' properties
+    topic_properties: tuple[str, ...] = ()        # properties that are labels, unless the namespace names others
     consumers: bool = False                       # of each consumer of those topics
     producers: bool = False                       # of each producer of those topics
 
@@ -157,6 +164,7 @@ class Config:
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
+    oidc: OidcOptions = field(default_factory=OidcOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
     standby: StandbyOptions = field(default_factory=StandbyOptions)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)      # source of each key that one sets
@@ -164,7 +172,7 @@ class Config:
 
     @property
     def identity(self) -> IdentityOptions:
-        return IdentityOptions(self.tls, self.authentication, self.authorization)
+        return IdentityOptions(self.tls, self.authentication, self.authorization, self.oidc)
 
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
@@ -176,6 +184,7 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
+            "authentication.oidc": ("oidc", OidcOptions),
             "authorization": ("authorization", AuthorizationOptions),
             "standby": ("standby", StandbyOptions)}
 # Option of an owner or worker: the key of another section that it takes its value from, because both must agree.
@@ -202,7 +211,8 @@ KEYS = _keys()
 
 # Keys of files that the service manager may hand over: "credential:NAME".
 FILES = {"tls.certificate", "tls.key", "tls.trusted",
-         "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
+         "authentication.secret_keys", "authentication.public_keys", "authentication.users",
+         "authentication.oidc.trusted"}
 CREDENTIAL = "credential:"
 CREDENTIALS = "/run/credentials/geminga.service"      # systemd's folder, for commands that systemd did not start
 
@@ -226,12 +236,6 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
         values[name] = values[name] or host.core_count()
     sources = {name: setting.origin for name, setting in given.items()}
     return replace(_compose(values), origins=sources, pulsar_texts=texts), notes
-
-
-def origins(config_path: Path | str | None, environ: Mapping[str, str],
-            overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Return {key: source of its value} for all keys that a source sets.  Raises ConfigError."""
-    return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
 
 
 def _gather(config_path: Path | str | None, environ: Mapping[str, str],
@@ -280,7 +284,7 @@ def _read(config_path: Path | str) -> tuple[Settings, Settings]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ConfigError(places.unreadable(path, error)) from None
+        raise ConfigError(usable_paths.unreadable(path, error)) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     if path.suffix in (".conf", ".properties"):
@@ -436,6 +440,7 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
                               f"not {values[above]}")
         values[above] = values[below] + values[below] // 2
         notes.append(f"{above} is {values[above]}, more than by default, for {below} = {values[below]}")
+    _refuse_scaling(values, given)
     if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
         notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; "
                      "-1 is no bound")
@@ -444,6 +449,18 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
     _refuse_clashes(values, given)
     _refuse_halves(values, given)
     return notes
+
+
+def _refuse_scaling(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
+    """Raise ConfigError if scalable topics would merge what they have just split."""
+    bounds = [("storage.scale_segments_min", "storage.scale_segments_max", 0)] + [
+        (f"storage.scale_merge_{rate}", f"storage.scale_split_{rate}", 1) for rate in SCALING_RATES]
+    for low, high, apart in bounds:
+        if values[high] < values[low] + apart:
+            name, other, word = (high, low, "least") if high in given else (low, high, "most")
+            value = values[low] + apart if name == high else values[high] - apart
+            raise ConfigError(f"{given[name].origin}: {name} must be at {word} {value}, as {other} is {values[other]}, "
+                              f"not {values[name]}")
 
 
 def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
@@ -468,6 +485,10 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
         ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
         ("authentication.audience", "authentication.audience_claim"),
         ("authentication.audience_claim", "authentication.audience"),
+        ("authentication.oidc.issuers", "authentication.methods"),
+        ("authentication.oidc.issuers", "authentication.oidc.audiences"),
+        ("authentication.oidc.audiences", "authentication.oidc.issuers"),
+        ("authentication.oidc.console_client_id", "authentication.oidc.issuers"),
         ("authorization.enabled", "authentication.methods")) if values[key]]
     needed += [(key, "tls.certificate") for key in ("tls.port", "tls.http_port") if key in given and values[key] >= 0]
     for key, other in (("network.port", "tls.port"), ("http_port", "tls.http_port")):
@@ -476,13 +497,21 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
                               "nobody could connect")
     if values["tls.client_certificates"] == "required":
         needed.append(("tls.client_certificates", "tls.trusted"))
-    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"),
+    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys", "authentication.oidc.issuers"),
                  "basic": ("authentication.users",), "tls": ("tls.trusted",)}
     needed += [("authentication.methods", " or ".join(by_method[method]))
                for method in values["authentication.methods"]]
     for key, needs in needed:
         if not any(values[one] for one in needs.split(" or ")):
             raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
+    issuers = values["authentication.oidc.issuers"]
+    if issuers and "token" not in values["authentication.methods"]:
+        raise ConfigError(f"{given['authentication.oidc.issuers'].origin}: authentication.oidc.issuers needs token in "
+                          "authentication.methods")
+    for url in issuers:
+        if values["authentication.oidc.require_https"] and not url.startswith("https://"):
+            raise ConfigError(f"{given['authentication.oidc.issuers'].origin}: authentication.oidc.issuers must begin "
+                              f"with https://, as authentication.oidc.require_https is true, not {url!r}")
 
 
 def _compose(values: Mapping[str, Any]) -> Config:

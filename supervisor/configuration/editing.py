@@ -1,4 +1,5 @@
 """Changes of single keys in the text of a TOML file, which leave all other lines as they are."""
+import copy
 import json
 import re
 import tomllib
@@ -67,8 +68,11 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _with(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {name: dict(value) if isinstance(value, dict) else value for name, value in document.items()}
+    changed = copy.deepcopy(document)
     for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        (changed.setdefault(section, {}) if section else changed)[name] = value
+        *sections, name = key.split(".")
+        table = changed
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = value
     return changed

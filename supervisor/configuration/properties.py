@@ -18,8 +18,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from geminga.storage.runtime.similar_names import likest
 from geminga.supervisor.configuration.quantities import has_unit
-from geminga.supervisor.configuration.similar_names import likest
 
 ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
 FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands any name that follows to a client library of its own
@@ -47,6 +47,10 @@ def _is_foreign(text: str) -> bool:
     return not text.startswith("org.apache.")
 
 
+def _is_not_disabled(text: str) -> bool:
+    return text.upper() != "DISABLED"
+
+
 _PLUGINS = "plug-ins of Pulsar are not loaded"
 # Pulsar's name: (whether a value demands something that is not available, why it is refused).
 REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
@@ -62,6 +66,9 @@ REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
     "bindAddresses": (_is_said, "one address is supported: set bindAddress and the ports"),
     "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
     "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: set tlsCertificateFilePath and its siblings to PEM files"),
+    "tlsFactoryClassName": (_is_foreign, f"{_PLUGINS}: set tlsCertificateFilePath and its siblings to PEM files"),
+    "openIDFallbackDiscoveryMode": (
+        _is_not_disabled, "issuers are not looked up in Kubernetes: set openIDAllowedTokenIssuers to the cluster's"),
     "clientLibraryVersionCheckEnabled": (
         _is_on, "versions of clients are not checked: every client of the protocol may connect"),
 }
@@ -89,7 +96,6 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
         _is_on, "a topic stays partitioned after all its partitions were deleted"),
     "strictTopicNameEnabled": (_is_on, "names are checked as without this key"),
     "splitTopicAndPartitionLabelInPrometheus": (_is_on, "metrics have a partition's name in one label"),
-    "exposeCustomTopicMetricLabelsEnabled": (_is_on, "metrics have no labels of topics' properties"),
     "webServiceTrustXForwardedFor": (_is_on, "a client's address is that of its connection"),
     "topicFactoryClassName": (_is_foreign, _PLUGINS),
     "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
@@ -101,6 +107,7 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
 }
 METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token",
            "AuthenticationProviderBasic": "basic"}
+OPEN_ID = "AuthenticationProviderOpenID"      # it checks tokens too, by the keys of issuers
 AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
 ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names in proposals
 PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
@@ -150,6 +157,8 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     properties = {ALIASES.get(name, name): setting for name, setting in properties.items()}
     _refuse_demands(properties)
     said = {name: setting for name, setting in properties.items() if setting.value}
+    idle = _of_absent_providers(said)
+    said = {name: setting for name, setting in said.items() if name not in idle}
     given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
     special, notes = _special(said, properties)
     unmet = {name: text for name, (demands, text) in UNMET.items() if name in said and demands(said[name].value)}
@@ -157,6 +166,9 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL.keys() - REFUSED.keys() - unmet.keys())
     if unheard:
         notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
+    if idle:
+        notes.append(f"{len(idle)} settings have no effect without their class in authenticationProviders: "
+                     f"{', '.join(sorted(idle))}")
     return given | special, notes
 
 
@@ -240,6 +252,11 @@ def number_text(number: float) -> str:
     return f"{number:.10g}"
 
 
+def _rate(text: str) -> str:
+    """Return a rate in whole messages or bytes a second.  Raises ValueError."""
+    return number_text(round(float(text)))
+
+
 def _percent(text: str) -> int:
     """Convert a fraction such as 0.16 to a percentage."""
     try:
@@ -291,6 +308,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "advertisedListeners": ("network.advertised_listeners", str),
     "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
     "allowAutoTopicCreation": ("storage.auto_create_topics", str),
+    "allowedTopicPropertyKeysForMetrics": ("metrics.topic_properties", str),
     "anonymousUserRole": ("authentication.anonymous_role", str),
     "authenticateMetricsEndpoint": ("authentication.metrics", str),
     "authenticateOriginalAuthData": ("authentication.original_authentication", str),
@@ -340,6 +358,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "enableReplicatedSubscriptions": ("storage.replicated_subscriptions", str),
     "encryptionRequireOnProducer": ("storage.encryption_required", str),
     "exposeConsumerLevelMetricsInPrometheus": ("metrics.consumers", str),
+    "exposeCustomTopicMetricLabelsEnabled": ("metrics.property_labels", str),
     "exposeProducerLevelMetricsInPrometheus": ("metrics.producers", str),
     "exposeTopicLevelMetricsInPrometheus": ("metrics.topics", str),
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
@@ -371,12 +390,43 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
     "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
+    "openIDAcceptedTimeLeewaySeconds": ("authentication.oidc.clock_skew_s", str),
+    "openIDAllowedAudiences": ("authentication.oidc.audiences", str),
+    "openIDAllowedTokenIssuers": ("authentication.oidc.issuers", str),
+    "openIDCacheExpirationSeconds": ("authentication.oidc.expiry_s", str),
+    "openIDCacheRefreshAfterWriteSeconds": ("authentication.oidc.refresh_s", str),
+    "openIDHttpConnectionTimeoutMillis": ("authentication.oidc.connect_timeout_ms", str),
+    "openIDHttpReadTimeoutMillis": ("authentication.oidc.read_timeout_ms", str),
+    "openIDKeyIdCacheMissRefreshSeconds": ("authentication.oidc.unknown_key_interval_s", str),
+    "openIDRequireIssuersUseHttps": ("authentication.oidc.require_https", str),
+    "openIDRoleClaim": ("authentication.oidc.role_claim", str),
+    "openIDTokenIssuerTrustCertsFilePath": ("authentication.oidc.trusted", str),
     "proxyRoles": ("authorization.proxy_roles", str),
     "replicatedSubscriptionsSnapshotFrequencyMillis": (
         "storage.replicated_snapshot_interval_s", _interval_s),
     "replicatedSubscriptionsSnapshotMaxCachedPerSubscription": ("storage.replicated_snapshots_max", str),
     "replicatedSubscriptionsSnapshotTimeoutSeconds": ("storage.replicated_snapshot_timeout_s", str),
     "replicationStartAt": ("storage.replication_start_at", str),
+    "scalableTopicAutoScaleEnabled": ("storage.scale_automatically", str),
+    "scalableTopicAutoScaleIntervalSeconds": ("storage.scale_interval_s", str),
+    "scalableTopicConsumerSessionGracePeriodSeconds": ("storage.stream_consumer_grace_s", str),
+    "scalableTopicEntryBucketMaxPerSegment": ("storage.scale_buckets_max", str),
+    "scalableTopicMaxDagDepth": ("storage.scale_merges_max", str),
+    "scalableTopicMaxSegments": ("storage.scale_segments_max", str),
+    "scalableTopicMergeBytesRateInThreshold": ("storage.scale_merge_bytes_in", _rate),
+    "scalableTopicMergeBytesRateOutThreshold": ("storage.scale_merge_bytes_out", _rate),
+    "scalableTopicMergeCooldownSeconds": ("storage.scale_merge_cooldown_s", str),
+    "scalableTopicMergeMsgRateInThreshold": ("storage.scale_merge_messages_in", _rate),
+    "scalableTopicMergeMsgRateOutThreshold": ("storage.scale_merge_messages_out", _rate),
+    "scalableTopicMergeWindowSeconds": ("storage.scale_merge_window_s", str),
+    "scalableTopicMinSegments": ("storage.scale_segments_min", str),
+    "scalableTopicRebucketCooldownSeconds": ("storage.scale_rebucket_cooldown_s", str),
+    "scalableTopicSplitBytesRateInThreshold": ("storage.scale_split_bytes_in", _rate),
+    "scalableTopicSplitBytesRateOutThreshold": ("storage.scale_split_bytes_out", _rate),
+    "scalableTopicSplitCooldownSeconds": ("storage.scale_split_cooldown_s", str),
+    "scalableTopicSplitMsgRateInThreshold": ("storage.scale_split_messages_in", _rate),
+    "scalableTopicSplitMsgRateOutThreshold": ("storage.scale_split_messages_out", _rate),
+    "scalableTopicSplitVsRebucketMinMsgRateInThreshold": ("storage.scale_split_for_consumers_messages", _rate),
     "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
     "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
     "subscribeRatePeriodPerConsumerInSecond": ("storage.subscribe_period_s", str),
@@ -481,6 +531,24 @@ def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
     return {ours: Setting(-1, setting.origin) for ours, setting in closed.items()}
 
 
+def _providers(said: Mapping[str, Setting]) -> list[str]:
+    """Return the names of Pulsar's classes of authentication that are in use, without their packages."""
+    if "authenticationEnabled" not in said or said["authenticationEnabled"].value.lower() != "true":
+        return []
+    named = said.get("authenticationProviders", Setting("", "")).value.split(",")
+    return [part.strip().rpartition(".")[2] for part in named if part.strip()]
+
+
+def _of_absent_providers(said: Mapping[str, Setting]) -> set[str]:
+    """Return the settings of Pulsar's two classes for tokens that have no effect, because their class is not in use.
+
+    Both classes are one method here.  With the keys of a class that Pulsar leaves out, its tokens would be accepted.
+    """
+    names = _providers(said)
+    idle = ["openID"] if OPEN_ID not in names else ["token"] if "AuthenticationProviderToken" not in names else []
+    return {name for name in said if name in TRANSLATED and name.startswith(tuple(idle))}
+
+
 def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
     """Translate Pulsar's classes of authentication to Geminga's methods.
 
@@ -492,14 +560,16 @@ def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
     enabled, providers = said.get("authenticationEnabled"), said.get("authenticationProviders")
     if enabled is None or enabled.value.lower() != "true":
         return {}
-    named = providers.value.split(",") if providers else []
-    names = [part.strip().rpartition(".")[2] for part in named if part.strip()]
+    names, methods = _providers(said), {**METHODS, OPEN_ID: "token"}
     for name in names:
-        if providers is not None and name not in METHODS:
-            raise ConfigError(f"{providers.origin}: knows {', '.join(METHODS)}, not {name!r}")
+        if providers is not None and name not in methods:
+            raise ConfigError(f"{providers.origin}: knows {', '.join(methods)}, not {name!r}")
     if providers is None or not names:
         raise ConfigError(f"{enabled.origin}: needs authenticationProviders")
-    return {"authentication.methods": Setting(tuple(METHODS[name] for name in names), providers.origin)}
+    if OPEN_ID in names and "openIDAllowedTokenIssuers" not in said:
+        raise ConfigError(f"{providers.origin}: {OPEN_ID} needs openIDAllowedTokenIssuers")
+    used = tuple(dict.fromkeys(methods[name] for name in names))
+    return {"authentication.methods": Setting(used, providers.origin)}
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:

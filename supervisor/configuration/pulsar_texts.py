@@ -16,6 +16,7 @@ from geminga.supervisor.configuration.properties import (
     INTERCEPTORS,
     METHODS,
     NEVER_S,
+    OPEN_ID,
     SPECIAL,
     TLS_PORTS,
     TRANSLATED,
@@ -76,6 +77,17 @@ def _named(classes: Mapping[str, str], package: str) -> Callable[[Any], str]:
     return lambda words: ",".join(java[word] for word in ((words,) if isinstance(words, str) else words))
 
 
+def _providers(read: Read) -> str:
+    """Return the Java classes of the methods in force; tokens have one for the operator's keys, one for issuers'."""
+    names = {method: name for name, method in METHODS.items()}
+    classes = [names[method] for method in read("authentication.methods")]
+    if "AuthenticationProviderToken" in classes and read("authentication.oidc.issuers"):
+        has_keys = read("authentication.secret_keys") or read("authentication.public_keys")
+        classes = [name for name in classes if has_keys or name != "AuthenticationProviderToken"]
+        classes.append(f"oidc.{OPEN_ID}")
+    return ",".join(_AUTHENTICATION + name for name in classes)
+
+
 # Geminga's key: function that returns Pulsar's text of a value, where a converter of properties.py changes it.
 _BACK: dict[str, Callable[[Any], str]] = {
     "http.web_processes": lambda processes: _plain(processes > 0),
@@ -92,7 +104,7 @@ _SPECIAL_TEXTS: dict[str, Callable[[Read], str]] = {
     "allowAutoTopicCreationType": (
         lambda read: "partitioned" if read("storage.auto_create_partitions") else "non-partitioned"),
     "authenticationEnabled": lambda read: _plain(bool(read("authentication.methods"))),
-    "authenticationProviders": lambda read: _named(METHODS, _AUTHENTICATION)(read("authentication.methods")),
+    "authenticationProviders": _providers,
     "authorizationProvider": lambda read: _AUTHORIZATION + AUTHORIZATION_PROVIDER,
     "backlogQuotaDefaultLimitGB": lambda read: "-1",      # the quota is told in bytes
     "defaultNumPartitions": lambda read: str(max(1, read("storage.auto_create_partitions"))),

@@ -15,7 +15,7 @@ _DEFAULTS = {f"storage.{part.key}": part for policy in TABLE.values() for part i
 
 # Bounds without another cause are arbitrary: far beyond use, and small enough to catch a wrong unit.
 RANGES = {
-    **{key: part.key_range for key, part in _DEFAULTS.items() if part.type.name == "number"},
+    **{key: part.key_range for key, part in _DEFAULTS.items() if part.type.name in ("number", "decimal")},
     "http_port": (-1, 65_535),
     "workers": (0, 1_024),
     "owners": (0, 1_024),
@@ -34,6 +34,7 @@ RANGES = {
     "storage.deduplication_names_max": (1, (1 << 31) - 1),
     "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
     "storage.discovery_grace_s": (0, 24 * 3600),
+    "storage.stream_consumer_grace_s": (0, 24 * 3600),
     "storage.replicated_snapshot_interval_s": (1, 24 * 3600),
     "storage.replicated_snapshot_timeout_s": (1, 24 * 3600),
     "storage.replicated_snapshots_max": (1, 1_000),      # each is looked at when one more comes
@@ -45,6 +46,7 @@ RANGES = {
     "transactions.max_active": (0, (1 << 31) - 1),
     "storage.max_tenants": (0, (1 << 31) - 1),
     "storage.max_namespaces_per_tenant": (0, (1 << 31) - 1),
+    "storage.scale_interval_s": (1, 24 * 3600),
     "storage.stats_window_s": (1, 3_600),
     "storage.publish_messages_per_broker": (-1, (1 << 31) - 1),
     "storage.publish_bytes_per_broker": (-1, 1 << 50),
@@ -73,6 +75,12 @@ RANGES = {
     "tls.http_port": (-1, 65_535),
     "authentication.refresh_interval_s": (1, 24 * 3600),
     "authentication.clock_skew_s": (0, 24 * 3600),
+    "authentication.oidc.clock_skew_s": (0, 24 * 3600),
+    "authentication.oidc.refresh_s": (1, 365 * 24 * 3600),
+    "authentication.oidc.expiry_s": (1, 365 * 24 * 3600),
+    "authentication.oidc.unknown_key_interval_s": (1, 24 * 3600),
+    "authentication.oidc.connect_timeout_ms": (1, 60_000),
+    "authentication.oidc.read_timeout_ms": (1, 60_000),
 }
 
 _HOST = r"[^\s/,]+"
@@ -82,6 +90,7 @@ FORMS = {
     **{key: ("|".join(part.key_choices), ", ".join(part.key_choices))
        for key, part in _DEFAULTS.items() if part.key_choices},
     "affinity": ("none|spread", "none or spread"),
+    "console.url": (r"(https?://[^\s/?#@]+)?", "https://HOST or https://HOST:PORT"),
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
     "storage.compaction_order": ("|".join(COMPACTION_ORDERS), " or ".join(COMPACTION_ORDERS)),
@@ -106,6 +115,7 @@ FORMS = {
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
     "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
                                      "name:pulsar://host:port or name:pulsar+ssl://host:port"),
+    "metrics.topic_properties": (r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", "names that Prometheus takes for labels"),
     "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
     "log.level": ("|".join(LEVELS), ", ".join(LEVELS)),
     "log.format": ("text|json", "text or json"),
@@ -116,6 +126,11 @@ FORMS = {
     "authentication.role_claim": (r"[^\n]+", "the name of a claim"),
     "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
     "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
+    "authentication.oidc.issuers": (r"https?://[^\s?#@,]+", "the URL of an issuer, as its tokens name it"),
+    "authentication.oidc.audiences": (r"[^\n]+", "one line"), "authentication.oidc.trusted": _LINE,
+    "authentication.oidc.groups_claim": _LINE, "authentication.oidc.console_client_id": _LINE,
+    "authentication.oidc.console_scope": (r"[^\n]+", "one line"),
+    "authentication.oidc.role_claim": (r"[^\n]+", "the name of a claim"),
     "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
     "authorization.replicator_roles": _LINE,
     "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),

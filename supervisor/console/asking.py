@@ -15,7 +15,7 @@ from yarl import URL
 _NOT_ALLOWED = 401, 403
 
 
-class Refused(Exception):
+class QuestionRefused(Exception):
     """An error: REST refused a question.  The text is its reason."""
 
     def __init__(self, status: int, text: str):
@@ -55,7 +55,7 @@ class Asking:
         return "{}://{}/{}/{}".format(*(self._parts[name] for name in ("domain", "tenant", "namespace", "topic")))
 
     async def get(self, path: str, **query: Any) -> Any:
-        """Return REST's answer to GET: the value of its JSON, or a text.  Raises Refused.
+        """Return REST's answer to GET: the value of its JSON, or a text.  Raises QuestionRefused.
 
         path: quoted, without parameters.  query: parameters; those that are None are left out.
         """
@@ -67,17 +67,17 @@ class Asking:
     async def maybe(self, path: str, **query: Any) -> Any:
         """Return REST's answer to GET, None if the role may not ask, or what it asks for is not there.
 
-        Raises Refused for other refusals.
+        Raises QuestionRefused for other refusals.
         """
         try:
             return await self.get(path, **query)
-        except Refused as refused:
+        except QuestionRefused as refused:
             if refused.status in _NOT_ALLOWED or refused.status == web.HTTPNotFound.status_code:
                 return None
             raise
 
     async def answer(self, path: str, **query: Any) -> web.Response:
-        """Return REST's whole answer to GET.  Raises Refused."""
+        """Return REST's whole answer to GET.  Raises QuestionRefused."""
         parameters = urlencode([(name, _text(value)) for name, value in query.items() if value is not None])
         address = path + ("?" if parameters else "") + parameters
         if (call := f"GET {address}") not in self.calls:
@@ -87,7 +87,7 @@ class Asking:
         answer = await self.request.app._handle(inner)
         assert isinstance(answer, web.Response), path      # routes that pages ask do not stream
         if answer.status >= 400:
-            raise Refused(answer.status, _reason(answer))
+            raise QuestionRefused(answer.status, _reason(answer))
         return answer
 
 

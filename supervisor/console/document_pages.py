@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 PREFIX = "/console/documents/"
 INDEX, RUNBOOK = "docs/README.md", "runbook/README.md"
@@ -89,6 +90,7 @@ def _plain(text: str) -> str:
 @lru_cache(maxsize=64)
 def as_html(page: str) -> Markup:
     """Return a page as HTML, without its first heading.  HTML inside of the page is shown as text."""
+    from markdown_it import MarkdownIt  # a broker whose documents nobody reads starts without it
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(_text(page))
     if tokens and tokens[0].type == "heading_open" and tokens[0].tag == "h1":
@@ -103,7 +105,7 @@ def as_html(page: str) -> Markup:
     return Markup(parser.renderer.render(tokens, parser.options, {}))      # noqa: S704 - the parser escapes
 
 
-def _name_headings(tokens: list[Token]) -> None:
+def _name_headings(tokens: "list[Token]") -> None:
     """Give each heading the id by which links lead to it: small letters, digits, `_`, and `-` for each blank."""
     seen: dict[str, int] = {}
     for opening, text in itertools.pairwise(tokens):
@@ -117,7 +119,7 @@ def _anchor(heading: str, seen: dict[str, int]) -> str:
     return f"{anchor}-{number}" if number else anchor
 
 
-def _lead(token: Token, page: str) -> None:
+def _lead(token: "Token", page: str) -> None:
     """Have a link lead to the page in the console; a link to a file that is no page becomes plain text."""
     if token.type == "image":
         token.attrs["src"] = ""      # nothing is fetched

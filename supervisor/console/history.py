@@ -56,7 +56,7 @@ class History:
 
     @staticmethod
     def _rates(samples: list[Sample]) -> dict[str, list[float]]:
-        rates: dict[str, list[float]] = {"at": [one.at_ms for one in samples[1:]]}
+        rates: dict[str, list[float]] = {"at": [sample.at_ms for sample in samples[1:]]}
         for number, name in enumerate(NAMES):
             rates[name] = [
                 round(max(0, now.totals[number] - before.totals[number]) * 1_000 / max(1, now.at_ms - before.at_ms), 1)

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from geminga.proto import names
 from geminga.supervisor.console.rendering import topic_path
-from geminga.supervisor.messages.message import hexadecimal
 from geminga.supervisor.wording.human import short
+from geminga.workers.messages.message import hexadecimal
 
 PAYLOAD_BYTES = 4 << 10          # of a message that a page shows
 _BINARY_BYTES = 512              # of a payload that is no text

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from geminga.supervisor.configuration.units import instant
+from geminga.storage.runtime.units import instant
 from geminga.supervisor.console.static_files import address_of
 from geminga.supervisor.wording import human
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 HERE = Path(__file__).resolve().parent
 _LIVE = "live_"                    # blocks that are sent again begin so
@@ -41,6 +43,7 @@ NAVIGATION = (
     Entry("subscriptions", "/console/subscriptions"),
     Entry("messages", "/console/messages"),
     Entry("delayed", "/console/delayed", "/ops/v1/subscriptions"),
+    Entry("schedules", "/console/schedules", "/ops/v1/schedules"),
     Entry("clients", "/console/clients", "/ops/v1/clients"),
     Entry("tenants", "/console/tenants", "/admin/v2/tenants"),
     Entry("access", "/console/access"),
@@ -126,7 +129,13 @@ def topic_path(topic: str) -> str:
     return "/".join(quote(part, safe="") for part in (domain, *rest.split("/", 2)))
 
 
-def _make() -> Environment:
+def namespace_path(namespace: str) -> str:
+    """Return a namespace's name as a path: acme/eu, each part quoted."""
+    return "/".join(quote(part, safe="") for part in namespace.split("/", 1))
+
+
+def _make() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # when the first page is shown
     made = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
                        trim_blocks=True, lstrip_blocks=True, finalize=_finalized, auto_reload=False)
     made.filters |= {
@@ -162,7 +171,7 @@ def _json(value: Any) -> Markup:
 
 
 @cache
-def environment() -> Environment:
+def environment() -> "Environment":
     """Return the templates, which are loaded at the first page: most brokers serve none for days."""
     return _make()
 

@@ -4,6 +4,7 @@ The interpreter writes them inside the signal handler, so also for a process in 
 """
 import faulthandler
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 FILE = "stacks"              # in the data folder
 _ANSWER_SECONDS = 0.7
+_CALLS_MAX = 8               # shown in a line of the log
 
 
 def listen(data_dir: Path) -> BinaryIO:
@@ -35,6 +37,17 @@ def processes(data_dir: Path) -> dict[int, str]:
         except OSError:      # it has ended, or is another user's
             continue
     return answering
+
+
+def innermost(data_dir: Path, pid: int) -> str:
+    """Return where the main thread of a process is, the innermost call first; "" if it does not answer."""
+    try:
+        text = ask(data_dir, pid)
+    except OSError:
+        return ""
+    main = text.rpartition("hread 0x")[2]      # threads come newest first
+    calls = re.findall(r'File "(.*)", line ([0-9]+) in (.*)', main)
+    return ", ".join(f"{name} ({'/'.join(Path(path).parts[-2:])}:{line})" for path, line, name in calls[:_CALLS_MAX])
 
 
 def ask(data_dir: Path, pid: int) -> str:

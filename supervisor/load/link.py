@@ -24,7 +24,7 @@ class BrokerError(Exception):
     """The broker refused, broke the connection or fell silent; the text is for the user."""
 
 
-class Refused(BrokerError):
+class RequestRefused(BrokerError):
     """The broker answered a request with ERROR."""
 
 
@@ -97,9 +97,9 @@ class Link:
         if kind == wire.PING:
             self.put(wire.pong())
         elif kind == wire.ERROR:
-            raise Refused(f"{what}: {told(found.get(3, b''))}")
+            raise RequestRefused(f"{what}: {reason_of(found.get(3, b''))}")
         elif kind == wire.SEND_ERROR:
-            raise BrokerError(f"{what}: {told(found.get(4, b''))}")
+            raise BrokerError(f"{what}: {reason_of(found.get(4, b''))}")
         elif kind in (wire.CLOSE_PRODUCER, wire.CLOSE_CONSUMER):
             ended = "producer" if kind == wire.CLOSE_PRODUCER else "consumer"
             raise BrokerError(f"{what}: the broker closed the {ended}")
@@ -173,6 +173,6 @@ class Link:
         self.socket.close()
 
 
-def told(text: bytes) -> str:
+def reason_of(text: bytes) -> str:
     """Return the first line of a broker's reason."""
     return text.decode(errors="replace").splitlines()[0] if text else "no reason given"

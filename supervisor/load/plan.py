@@ -14,12 +14,12 @@ from geminga.supervisor.load import latencies
 from geminga.supervisor.load.blocks import Message
 from geminga.supervisor.load.link import Link
 from geminga.supervisor.load.wire import connect
-from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
+from geminga.workers.pulsar_client.credentials import NOBODY, Credentials
 
 FORK = mp.get_context("fork")      # children inherit the plan, with what cannot be pickled
 
 
-class Place(NamedTuple):
+class BrokerAddress(NamedTuple):
     """Address of the broker that serves some topics, directly or behind a proxy."""
 
     url: str
@@ -31,7 +31,7 @@ class Plan:
     """The load that is put on a broker.  Every process has the whole plan."""
 
     url: str
-    topics: dict[Place, tuple[str, ...]]      # topics without partitions, and partitions
+    topics: dict[BrokerAddress, tuple[str, ...]]      # topics without partitions, and partitions
     message: Message
     producers: int = 1           # connections for each place, each with a producer on every topic there
     consumers: int = 1
@@ -61,7 +61,7 @@ class Plan:
                 before += share
         return made
 
-    def link(self, place: Place) -> Link:
+    def link(self, place: BrokerAddress) -> Link:
         """Return a new connection to a place.  Raises BrokerError."""
         method, data, *_ = self.credentials
         hello = connect(method, data, place.beyond)
@@ -75,7 +75,7 @@ class Part(NamedTuple):
     """One connection's part of a load."""
 
     number: int
-    place: Place
+    place: BrokerAddress
     topics: tuple[str, ...]
     share: float             # of all messages
     entries: int | None      # to publish; None: until told to stop

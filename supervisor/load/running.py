@@ -165,12 +165,16 @@ class Running:
             child.process.kill()
             child.process.join()
 
-    def start(self) -> None:
-        """Start the consumers, then the producers.  Raises BrokerError."""
+    def start(self) -> Look:
+        """Start the consumers, then the producers; return the board before the first message.  Raises BrokerError."""
         consumes, produces = ((real_client.Consumer, real_client.Producer) if self._is_real else
                               (consumer.Consumer, producer.Producer))
         self._start(consumes, self._plan.consumers, self._consumers)
         self._start(produces, self._plan.producers, self._producers)
+        first = self.look()
+        for child in [*self._consumers, *self._producers]:
+            child.go()
+        return first
 
     def _start(self, role: Callable[[Plan, Part, Board], Worker], count: int, children: list[_Child]) -> None:
         parts = self._plan.parts(count)
@@ -180,8 +184,6 @@ class Running:
                                    len(self._producers) + len(self._consumers)))
         for child in children:
             child.answer(_START_MAX_S)
-        for child in children:
-            child.go()
 
     def look(self) -> Look:
         board = self._board
@@ -238,11 +240,11 @@ def measure(plan: Plan, *, warmup_s: float, seconds: float, is_real: bool = Fals
     expects_all: whether every published message has to arrive.
     """
     with Running(plan, is_real) as running:
-        running.start()
+        first = running.start()
         if not plan.count:
             warm = CLOCK() + warmup_s
             running.wait(lambda: CLOCK() >= warm, tell)
-        first = running.look()
+            first = running.look()
         end = first.at + seconds
         board = running._board
 

@@ -24,6 +24,8 @@ _CONNECT_SECONDS = 10.0
 class NotServed(Exception):
     """An error: no broker serves the data folder, or this user may not connect to it.  The text is one line."""
 
+    exit_status = 1
+
 
 class ControlSocket:
     """The supervisor's listening socket for commands on the host, and the connections open on it."""

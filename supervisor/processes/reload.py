@@ -130,6 +130,7 @@ class Reload:
         try:
             loaded, notes = self._load()
             config, changes = merged(supervisor.config, loaded)
+            # All is tried before any of it is in force: a reload that is refused changes nothing.
             if supervisor.certificates is not None:
                 Tls(config.tls)
             Authenticator(config.identity)

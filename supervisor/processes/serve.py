@@ -34,10 +34,9 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import Rule, log
 from geminga.storage.runtime.log_lines import LogLines
 from geminga.supervisor import bootstrap
-from geminga.supervisor.configuration import exposure, places
+from geminga.supervisor.configuration import exposure, usable_paths
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host import tune
-from geminga.supervisor.host.stacks import listen
+from geminga.supervisor.host import stacks, tune
 from geminga.supervisor.processes import listening
 from geminga.supervisor.processes.children import (
     EXIT_CANNOT_BOOT,
@@ -58,16 +57,16 @@ from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, S
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
 from geminga.supervisor.processes.stopping import stop_step
-from geminga.supervisor.rest_messages.calls import calls_path
 from geminga.supervisor.tasks import standbys
-from geminga.supervisor.web.visits import make_visits
 from geminga.workers.addresses import addresses, url
+from geminga.workers.http_messages.calls import calls_path
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
 from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners
+from geminga.workers.web.handovers import make_handovers
 
 
 class Supervisor:
@@ -83,6 +82,7 @@ class Supervisor:
         self._ports = ClientPorts({"network": [], "tls": []})
         self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
+        self._unused: list[Child] = []      # those that nobody has needed yet
         self._serial = 0
         self.is_stopping = self.is_superseded = False
         self.is_ready = False
@@ -108,6 +108,7 @@ class Supervisor:
         before a file is made.
         """
         config = self.config
+        # What may be wrong in the configuration comes before the first file: a refused start leaves nothing behind.
         self.certificates = Tls(config.tls) if config.tls.certificate else None
         self.authenticator = Authenticator(config.identity)
         data_folder.make(config.data_dir)
@@ -116,21 +117,23 @@ class Supervisor:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise listening.CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
+        # From here on the folder is this broker's.  Whether a standby has taken over is asked before the folder is
+        # claimed, as a claim changes its format: a superseded folder stays as the standby's program left it.
         try:
             if warning := standbys.look(config.data_dir, config.standby):
                 log.warning(warning, code="G554")
             self._lease = standbys.lease_of(config.data_dir)
             data_folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
-            self._stacks = listen(config.data_dir)      # inherited by the children
+            self._stacks = stacks.listen(config.data_dir)      # inherited by the children
         except data_folder.CannotUse as error:
             raise listening.CannotServe(f"data_dir: {error}") from None
-        listening.raise_file_limit()
+        listening.raise_file_limit()      # inherited by the children, and needed for the listeners of many addresses
         of_clients, self.http_listeners = listening.open_listeners(config)
         self._ports = ClientPorts(of_clients)
         self.announce(config)
         self.run_dir = listening.make_run_dir(config.data_dir)
-        calls = map(calls_path, range(config.http.web_processes))      # listened to by a web process each
+        calls = [calls_path(n) for n in range(config.http.web_processes)]      # listened to by a web process each
         self._inside = {path: unix_sockets.listen(config.data_dir / path)
                         for path in (unix_sockets.CLIENTS, unix_sockets.HTTP, *calls)}
         self._control_socket = ControlSocket(config.data_dir, self._selector,
@@ -149,13 +152,15 @@ class Supervisor:
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
-        self.children += [Child("web", n, f"geminga-web{n or ''}", self._be_web)
-                          for n in range(config.http.web_processes)]
-        self.children.append(Child("replicator", 0, "geminga-replicator", self._be_replicator))
-        self._visits = make_visits()
-        self.counters = dict(zip([(child.role, child.index) for child in self.children],
-                                 make_counters(len(self.children)), strict=True))
-        log.lines = LogLines(["supervisor", *(child.name for child in self.children)])
+        self._unused = [Child("web", n, f"geminga-web{n or ''}", self._be_web)
+                        for n in range(config.http.web_processes)]
+        self._handovers = make_handovers()
+        self._uses = [self._handovers.incoming, *(self._inside[path] for path in calls)] if self._unused else []
+        self._unused.append(Child("replicator", 0, "geminga-replicator", self._be_replicator))
+        known = [*self.children, *self._unused]
+        self.counters = dict(zip([(child.role, child.index) for child in known], make_counters(len(known)),
+                                 strict=True))
+        log.lines = LogLines(["supervisor", *(child.name for child in known)])
         spread(self.children, config.affinity == "spread")
 
     def announce(self, config: Config) -> None:
@@ -176,7 +181,6 @@ class Supervisor:
 
     def _be_owner(self, child: Child, control: Control) -> None:
         self._lease.bind(control)
-        self.counters["owner", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         try:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir,
                               self.config.storage, control, self.counters["owner", child.index],
@@ -194,7 +198,6 @@ class Supervisor:
 
     def _be_worker(self, child: Child, control: Control) -> None:
         self._lease.bind(control)
-        self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         listeners = Listeners(*self._ports.of_worker(child.index), self.certificates,
                               self._inside[unix_sockets.CLIENTS])
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
@@ -203,16 +206,14 @@ class Supervisor:
                            self.config.authorization, self._lease)
 
     def _be_admin(self, child: Child, control: Control) -> None:
-        self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
+        from geminga.supervisor.admin.resources import http_messages, websockets
         from geminga.supervisor.console.routes import console
-        from geminga.supervisor.rest_messages import doors as topics
-        from geminga.supervisor.web import doors
 
         def extend(application: Any) -> None:
             console.install(application)
-            doors.install(application, self._visits)
-            topics.install(application)
+            websockets.install(application, self._handovers)
+            http_messages.install(application)
 
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
                               self._inside[unix_sockets.HTTP])
@@ -221,35 +222,39 @@ class Supervisor:
 
     def _be_web(self, child: Child, control: Control) -> None:
         self._lease.bind(control)
-        self.counters["web", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        from geminga.supervisor.rest_messages.server import Server  # likewise
-        from geminga.supervisor.web import process
-        process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index],
-                    partial(Server, self._inside[calls_path(child.index)]), self._lease)
+        from geminga.workers.http_messages.server import Server  # likewise
+        from geminga.workers.web import process
+        make_server = partial(Server, self._inside[calls_path(child.index)])
+        process.run(self.config.data_dir, self._handovers, control, self.authenticator,
+                    self.counters["web", child.index], make_server, self._lease)
 
     def _be_replicator(self, child: Child, control: Control) -> None:
-        self.counters["replicator", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        from geminga.supervisor.replication import process  # likewise
-        process.run(self.config, control, self.counters["replicator", 0])
+        from geminga.workers.replication import process  # likewise
+        process.run(self.config.data_dir, self.config.cluster_name, self.config.storage.stats_window_s, control,
+                    self.counters["replicator", 0])
 
     # -- the loop
 
     def run(self) -> int:
         """Serve until SIGTERM, SIGINT, a drain or a fatal error; return the exit status."""
         self._install_signals()
+        for use in self._uses:
+            self._selector.register(use, selectors.EVENT_READ, self._web_is_used)
+        _import_http_server()
         gc.collect()
         gc.freeze()        # children share these pages until a collection writes to them
         while True:
             self._start_missing()
             self._report_ready()
+            self.tell_status()
             for key, _ in self._selector.select(self._select_timeout()):
-                key.data()
+                if self._selector.get_map().get(key.fd) == key:      # else what came before has ended it
+                    key.data()
             self._reap()
             self._reload.go_on()
             self._drain.go_on()
             self._ports.follow(self.children, is_ending=self.is_stopping or self.is_draining)
             self._check_heartbeats()
-            self.tell_status()
             if self.is_stopping and self._stop_step():
                 break
         for place in (self.run_dir, self.config.data_dir / "run"):
@@ -296,9 +301,27 @@ class Supervisor:
             if time.monotonic() >= child.started:
                 self._serial += 1
                 others = [other.control for other in self.children if other.process is not None]
-                start(child, self._serial, [*others, *self._visits.unused_by(child.role), *self._control_socket.held,
+                is_wanted = bool(child.leaves_for)
+                start(child, self._serial, [*others, *self._handovers.unused_by(child.role), *self._control_socket.held,
                                             self._selector, self._wake_read, self._wake_write, self._lock, self.notify])
+                # Counted here: a child that dies before its first line of code has been started too.
+                self.counters[child.role, child.index].process_began(child.pid, is_wanted=is_wanted)
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
+
+    def _web_is_used(self) -> None:
+        """Let the web processes be started: something has come for one of them, and waits in its socket."""
+        for use in self._uses:
+            self._selector.unregister(use)
+        self._need("web")
+
+    def _need(self, role: str) -> None:
+        """Have the processes of a role from now on.
+
+        Many brokers never get a WebSocket, and replicate nothing.  The processes for that would have a sixth of the
+        broker's memory.
+        """
+        self.children += [child for child in self._unused if child.role == role]
+        self._unused = [child for child in self._unused if child.role != role]
 
     def _missing(self) -> list[Child]:
         """Return the children that have to be started, now or after a pause."""
@@ -320,6 +343,8 @@ class Supervisor:
                 child.heartbeat.answered()
             elif "tell" in message:
                 self._tell_all(message["tell"])
+            elif "needs" in message:
+                self._need(message["needs"])
             elif "superseded" in message:
                 self._superseded()
             elif "drained" in message:
@@ -328,6 +353,7 @@ class Supervisor:
                 self._reload.answered(child, message["configured"])
             elif "recovering" in message:
                 child.progress = "{1} of {2} {0}".format(*message["recovering"])
+                self.tell_status()      # now: the owner may be ready by the next message
                 self.notify.extend()
             elif "failed" in message:
                 child.has_failed = True
@@ -370,7 +396,8 @@ class Supervisor:
             if action == "ask":
                 child.control.send(ping=True)
             elif action == "kill":
-                child.killed_for = f"{heartbeat.trouble}; it was killed"
+                where = stacks.innermost(self.config.data_dir, child.pid)
+                child.killed_for = f"{heartbeat.trouble}; it was killed" + (f" in {where}" if where else "")
                 os.kill(child.pid, signal.SIGKILL)
             elif heartbeat.waits_for_disk and not heartbeat.is_told:
                 heartbeat.is_told = True
@@ -456,7 +483,7 @@ class Supervisor:
         self.is_ready = True
         self._has_moved = False
         recovery.settle(self.config.data_dir, self.config.owners)
-        self.tell_status()
+        self.tell_status()      # the service manager has it together with the word that the broker is ready
         self.notify.ready()
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: "
               f"{self.config.workers} workers, {self.config.owners} owners\n"
@@ -494,10 +521,24 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
         log.error(str(error), code="G552" if is_superseded else "G330")
         return 1 if isinstance(error, listening.CannotServe) else 2
     except OSError as error:
-        log.error(places.unusable(config.data_dir, error), code="G330")
+        log.error(usable_paths.unusable(config.data_dir, error), code="G330")
         return 2 if is_of_place(error) else 1
     if told := exposure.warning(config):
         log.warning(told, code="G409")
     for check in tune.at_start(config):
         log.warning(check.text, code="G321")
     return supervisor.run()
+
+
+def _import_http_server() -> None:
+    """Import what the processes that serve HTTP need, so that they share its pages and start sooner.
+
+    aiohttp reads the certificates of all authorities into two contexts, for clients of HTTPS.  The broker is no such
+    client, and is given no certificates, which would take 2 MiB and a third of the import.
+    """
+    configured = os.environ.pop("SSL_CERT_FILE", None)
+    os.environ["SSL_CERT_FILE"] = os.devnull
+    import aiohttp.web  # noqa: F401
+    del os.environ["SSL_CERT_FILE"]
+    if configured is not None:
+        os.environ["SSL_CERT_FILE"] = configured

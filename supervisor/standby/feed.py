@@ -132,7 +132,8 @@ class Feeding:
         why = ""
         if hello["identity"] == known.identity:
             try:
-                self._feed.resume(hello)
+                self._feed.resume({"identity": hello["identity"], "places": hello["places"], "views": hello["views"],
+                                   "amended": hello["amended"]})
             except Overtaken as overtaken:
                 why = str(overtaken)
         elif hello["identity"]:

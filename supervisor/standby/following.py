@@ -23,8 +23,8 @@ from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import FORMATS
 from geminga.storage.standby.frames import Decoder, Frame, Malformed
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.pulsar_client.rest import NotReachable
 from geminga.supervisor.tasks import standbys
+from geminga.workers.pulsar_client.rest import NotReachable
 
 _AGAIN_MIN_SECONDS, _AGAIN_SECONDS = 0.1, 1.0      # after a connection that lasted, and at most
 _AGAIN_LATER_SECONDS = 30.0      # where the disk is full, or the broker has other formats: both last

@@ -24,14 +24,14 @@ from typing import IO, Any
 import click
 from aiohttp import web
 
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import VERSION
 from geminga.storage.catalogue.catalogue import CatalogueError
 from geminga.storage.disk import data_folder
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place, text_of
 from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.log import log
 from geminga.storage.standby import copy, standing
-from geminga.supervisor.configuration import places
+from geminga.supervisor.configuration import usable_paths
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.build import build
 from geminga.supervisor.processes import control_socket, listening
@@ -43,7 +43,6 @@ from geminga.workers.addresses import url
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
 
-_VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 _NO_DATA = "lock", "run"     # in a folder of which a standby was killed before it got anything
 _LOOK_SECONDS = 0.05
 _REACHED_SECONDS = 5.0       # for which a promotion looks for a broker that is not connected
@@ -135,7 +134,7 @@ class Standby:
         """Return the answer of /ops/v1/status."""
         follower = self.follower
         made = build()
-        return {"version": _VERSION, "commit": made.commit, "committed": made.committed,
+        return {"version": VERSION, "commit": made.commit, "committed": made.committed,
                 "data_dir": str(self.config.data_dir.resolve()), "ready": False, "alarms": [],
                 "uptime_seconds": round(time.monotonic() - self._began), "obstacles": [self.text()],
                 "follows": {"url": self.config.standby.of, "text": self.text(), "connected": follower.is_following,
@@ -271,7 +270,7 @@ def serve(config: Config, notes: list[str]) -> int | None:
         log.error(error.message if isinstance(error, click.UsageError) else str(error), code="G330")
         return 1 if isinstance(error, listening.CannotServe) else 2
     except OSError as error:
-        log.error(places.unusable(config.data_dir, error), code="G330")
+        log.error(usable_paths.unusable(config.data_dir, error), code="G330")
         return 2 if is_of_place(error) else 1
     if status is None:
         sys.stdout.flush()

@@ -9,11 +9,11 @@ from avro.schema import RecordSchema, Schema, UnionSchema
 
 from geminga.storage.schemas import avro_rules, registry
 from geminga.storage.schemas.registry import TYPES, Definition, T
-from geminga.supervisor.messages import avro_encoding
-from geminga.supervisor.messages.outgoing import Wrong
-from geminga.supervisor.messages.schema_encoding import SchemaEncoder
 from geminga.supervisor.tables import avro_types, plain_values
 from geminga.supervisor.tables.files import BadTable
+from geminga.workers.messages import avro_encoding
+from geminga.workers.messages.outgoing import Wrong
+from geminga.workers.messages.schema_encoding import SchemaEncoder
 
 _ESCAPED = r'["\\\x00-\x1f]'      # characters that a text of JSON cannot have as they are
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -134,20 +134,20 @@ class Avro:
     def __init__(self, names: list[str], record: RecordSchema) -> None:
         """Raises BadTable if the record needs a field that no column has."""
         self._record, self._defaults = record, dict[str, bytes]()
-        for one in record.fields:
-            if one.name not in names:
+        for field in record.fields:
+            if field.name not in names:
                 try:
-                    value = avro_encoding.default(one, one.name)
+                    value = avro_encoding.default(field, field.name)
                 except Wrong as error:
                     raise BadTable(f"column {error}") from None
-                self._defaults[one.name] = avro_encoding.encode(one.type, value, one.name)
+                self._defaults[field.name] = avro_encoding.encode(field.type, value, field.name)
 
     def __repr__(self) -> str:
         return f"<Avro {self._record.fullname}>"
 
     def of(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        pieces = [pa.scalar(self._defaults[one.name], _BYTES) if one.name in self._defaults
-                  else _encoded(batch.column(one.name), one.name, one.type) for one in self._record.fields]
+        pieces = [pa.scalar(self._defaults[field.name], _BYTES) if field.name in self._defaults
+                  else _encoded(batch.column(field.name), field.name, field.type) for field in self._record.fields]
         return pc.binary_join_element_wise(*pieces, pa.scalar(b"", _BYTES)).to_pylist()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from avro.schema import Schema, UnionSchema
 
-from geminga.supervisor.messages.outgoing import Wrong
 from geminga.supervisor.tables.avro_types import is_binary, is_list
+from geminga.workers.messages.outgoing import Wrong
 
 _T = pa.types
 _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1).toordinal()

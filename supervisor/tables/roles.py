@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from geminga.supervisor.configuration.similar_names import likest
+from geminga.storage.runtime.similar_names import likest
 from geminga.supervisor.tables import avro_types
 from geminga.supervisor.tables.files import BadTable, Table
 

@@ -5,11 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geminga.supervisor.messages.entries import About, Outgoing
-from geminga.supervisor.messages.outgoing import Wrong
 from geminga.supervisor.tables import avro_types
 from geminga.supervisor.tables.payloads import Payloads
 from geminga.supervisor.tables.roles import Roles
+from geminga.workers.messages.entries import About, Outgoing
+from geminga.workers.messages.outgoing import Wrong
 
 _NOTHING = About()      # of rows without a key and others: their messages share it
 

@@ -13,7 +13,7 @@ from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.offline import backup
 from geminga.storage.offline.backup import BackupReport
 from geminga.storage.owner import recovery
-from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, Refused
+from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, JobRefused
 
 NOTE = Path("nightly", "backup.json")      # in the data folder: the last backup's report
 
@@ -32,7 +32,7 @@ def make(data_dir: Path, parent: Path, keep: int = 0,
         return report
     except (data_folder.CannotUse, backup.CannotBackUp, CatalogueError, CorruptFile, StorageFull, NotDurable) as error:
         raise CannotRun(str(error)) from None
-    except Refused as error:
+    except JobRefused as error:
         raise CannotRun(f"the broker refuses: {error}") from None
 
 
@@ -66,17 +66,17 @@ def _make(data_dir: Path, parent: Path, keep: int, told: backup.Told) -> BackupR
         return backup.make(data_dir, parent, lambda: None, list, keep=keep, told=told)
 
 
-def _cut(broker: BrokerSocket) -> list[dict[str, Any]]:
+def _cut(broker: BrokerSocket) -> list[backup.Cut]:
     """Have all owners write down where their files end, and decide no commit of a transaction meanwhile.
 
-    Raises Refused, OSError.
+    Raises JobRefused, OSError.
     """
     broker.ask("backup-hold", owner="all")
     try:
-        cuts: list[dict[str, Any]] = broker.ask("backup-cut", owner="all")
+        cuts: list[backup.Cut] = broker.ask("backup-cut", owner="all")
         return cuts
     finally:
-        with contextlib.suppress(Refused):      # owners that do not hear of it go on after some seconds
+        with contextlib.suppress(JobRefused):      # owners that do not hear of it go on after some seconds
             broker.ask("backup-hold", owner="all", is_over=True)
 
 

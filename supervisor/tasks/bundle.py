@@ -23,10 +23,10 @@ from geminga.storage.catalogue.layout import VERSION as CATALOGUE_VERSION
 from geminga.storage.offline.verify_catalogue import read_names
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import stacks
-from geminga.supervisor.pulsar_client.credentials import Credentials
-from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, topic_path
 from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
+from geminga.workers.pulsar_client.credentials import Credentials
+from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused, topic_path
 
 _HTTP_SECONDS, _ALL_HTTP_SECONDS = 3.0, 8.0
 _ALL_COMMANDS_SECONDS, _JOURNAL_SECONDS, _FOLDER_SECONDS = 10.0, 4.0, 3.0

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from geminga.proto.names import TopicName
-from geminga.supervisor.pulsar_client.rest import Answer, Broker, Refused, topic_path
 from geminga.supervisor.tables.files import Table
+from geminga.workers.pulsar_client.rest import Answer, Broker, Refused, topic_path
 
 _PREFIX = "geminga.import."
 _NOT_FOUND, _NOT_ALLOWED = 404, (401, 403)

@@ -11,9 +11,9 @@ This module imports neither Arrow nor Spark.
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from geminga.storage import format
 from geminga.storage.disk import locks
@@ -26,6 +26,8 @@ from geminga.storage.topics import exported
 if TYPE_CHECKING:
     import io
 
+    from geminga.storage.tables.exports import TableReport
+
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
 TABLES = Path("nightly", "tables.json")
 _PATIENCE_SECONDS = 60       # limit for an answer of a broker or owner that is being restarted
@@ -33,15 +35,44 @@ _AGAIN_SECONDS = 0.2
 _BEGAN_MAX = 1_000           # partitions in one line
 
 
+class GivenBack(TypedDict):
+    """What owners gave back in a night."""
+
+    partitions: int
+    topics: list[dict[str, Any]]        # a row of an owner's answer for each partition that gave back something
+    errors: list[dict[str, str]]        # {"topic": ..., "error": ...}
+    deleted: dict[str, int]             # {"folders": number, "freed": bytes}
+    seconds: float
+
+
+class NightReport(TypedDict, total=False):
+    """The report of a night, in the data folder.  {} stands for none; older programs left out some of it."""
+
+    status: str                         # nights.SUCCESS or FAILED
+    error: str
+    started_ms: int
+    ended_ms: int
+    seconds: float
+    last_success_ms: int
+    engine: str
+    served: bool                        # by a broker, without which nothing is given back
+    partitions: int                     # that were considered
+    not_due: dict[str, int]             # reason -> partitions that needed no compaction
+    totals: dict[str, int]
+    compaction: list[dict[str, Any]]    # PartitionReports of storage/jobs/compacting/nightly.py
+    tables: "list[TableReport]"
+    retention: GivenBack | None
+
+
 class CannotRun(Exception):
     """An error: a task cannot run.  The text gives the reason in one line."""
 
 
-class Refused(Exception):
+class JobRefused(Exception):
     """An error: the broker refuses a job's request.  The text is its reason."""
 
 
-class Gone(Refused):
+class Gone(JobRefused):
     """An error: the broker that served the data folder has ended."""
 
 
@@ -77,7 +108,7 @@ class BrokerSocket:
             if not self.is_served():
                 return False
             self.ask("settle", topic=topic)
-        except Refused:
+        except JobRefused:
             return False
         return True
 
@@ -87,37 +118,39 @@ class BrokerSocket:
         Return None, or the reason for a refusal.
         """
         folder = format.partition_folder(self._data_dir, partition_id)
-        while True:
-            try:
-                if self.is_served():
-                    self.ask("adopt-view", topic=topic, view=view)
-                elif not self._adopt_alone(folder, view):
-                    continue      # a broker has just been started
-                break
-            except Gone:
-                continue
-            except Refused as refused:
-                # If the view is in force, an earlier attempt put it there, and only the answer was lost.
-                if view not in compacted_ledgers.numbers(folder):
-                    return str(refused)
-                break
+
+        def is_in_force() -> bool:
+            return view in compacted_ledgers.numbers(folder)
+
+        def adopt() -> None:
+            if not is_in_force():      # else a broker that has ended since has put it in force
+                compacted_ledgers.adopt(folder, view)
+
+        why_not = self._do(adopt, "adopt-view", topic=topic, view=view)
+        # If the view is in force, an earlier attempt put it there, and only the answer was lost.
+        if why_not is not None and not is_in_force():
+            return why_not
         self._running.pop(partition_id, None)
         self._tell({"adopted": partition_id})
         return None
 
-    def _adopt_alone(self, folder: Path, view: int) -> bool:
-        """Put a compacted view in force without a broker, under the folder's lock.
+    def _do(self, alone: Callable[[], None], question: str, **about: Any) -> str | None:
+        """Ask the broker for a change or, without one, make it under the folder's lock.
 
-        Return False if a broker holds the lock.  Raises Refused.
+        Return None, or the reason for a refusal.  A broker that has just been started, or ended, is asked again.
         """
-        with locks.lock(self._data_dir / locks.LOCK) as is_ours:
-            # A broker that has ended since may have put it in force.
-            if is_ours and view not in compacted_ledgers.numbers(folder):
-                try:
-                    compacted_ledgers.adopt(folder, view)
-                except OSError as error:
-                    raise Refused(text_of(error)) from None
-        return is_ours
+        while True:
+            try:
+                if self.is_served():
+                    self.ask(question, **about)
+                    return None
+                with locks.lock(self._data_dir / locks.LOCK) as is_ours:
+                    if is_ours:
+                        return _reason(alone)
+            except Gone:
+                continue
+            except JobRefused as refused:
+                return str(refused)
 
     def exported(self, partition_id: int, topic: str, position: Position) -> str | None:
         """Write down that a partition is exported up to a position, through the broker or, without one, directly in the
@@ -126,33 +159,11 @@ class BrokerSocket:
         Return None, or the reason for a refusal.
         """
         folder = format.partition_folder(self._data_dir, partition_id)
-        while True:
-            try:
-                if self.is_served():
-                    self.ask("exported", topic=topic, partition_id=partition_id, position=position)
-                elif not self._note_exported_alone(folder, position):
-                    continue      # a broker has just been started
-                return None
-            except Gone:
-                continue
-            except Refused as refused:
-                return str(refused)
-
-    def _note_exported_alone(self, folder: Path, position: Position) -> bool:
-        """Write down how far a partition is exported without a broker, under the folder's lock.
-
-        Return False if a broker holds the lock.  Raises Refused.
-        """
-        with locks.lock(self._data_dir / locks.LOCK) as is_ours:
-            if is_ours:
-                try:
-                    exported.advance(folder, position)
-                except OSError as error:
-                    raise Refused(text_of(error)) from None
-        return is_ours
+        return self._do(lambda: exported.advance(folder, position), "exported", topic=topic, partition_id=partition_id,
+                        position=position)
 
     def ask(self, question: str, **about: Any) -> Any:
-        """Ask the broker a question and return its answer.  Raises Refused, Gone.
+        """Ask the broker a question and return its answer.  Raises JobRefused, Gone.
 
         While an owner is being started, the question is repeated for up to a minute.  If that was in vain, later
         questions are sent only once, until one of them is answered.
@@ -164,10 +175,10 @@ class BrokerSocket:
                 self._patience = _PATIENCE_SECONDS
                 return reply["answer"]
             if not reply["again"]:
-                raise Refused(reply["refused"])
+                raise JobRefused(reply["refused"])
             if time.monotonic() - began > self._patience:
                 self._patience = 0
-                raise Refused(reply["refused"])
+                raise JobRefused(reply["refused"])
             time.sleep(_AGAIN_SECONDS)
 
     def began(self, partitions: Mapping[int, str]) -> None:
@@ -189,9 +200,9 @@ class BrokerSocket:
             self._say(message)
 
     def _tell_running(self) -> None:
-        some = list(self._running.items())
-        for at in range(0, len(some), _BEGAN_MAX):
-            self._exchange({"began": dict(some[at:at + _BEGAN_MAX])})
+        running = list(self._running.items())
+        for first in range(0, len(running), _BEGAN_MAX):
+            self._exchange({"began": dict(running[first:first + _BEGAN_MAX])})
 
     def _say(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send one line to the broker and return its answer, over a new connection if the broker was restarted.
@@ -228,6 +239,15 @@ class BrokerSocket:
             time.sleep(_AGAIN_SECONDS)
 
 
+def _reason(change: Callable[[], None]) -> str | None:
+    """Make a change; return None, or why the disk refuses it."""
+    try:
+        change()
+    except OSError as error:
+        return text_of(error)
+    return None
+
+
 def connect(data_dir: Path, timeout_s: float | None = None) -> "io.BufferedRWPair":
     """Return a connection to the broker of a data folder.  Raises OSError without a broker.
 
@@ -244,18 +264,18 @@ def exchange(link: "io.BufferedRWPair", message: dict[str, Any]) -> dict[str, An
     return json.loads(link.readline())
 
 
-def last_report(data_dir: Path) -> dict[str, Any]:
+def last_report(data_dir: Path) -> NightReport:
     """Return the report of the last nightly job, {} if there is none that can be read."""
-    try:
-        return json.loads((data_dir / REPORT).read_bytes())
-    except (OSError, ValueError):
-        return {}
+    return cast("NightReport", _object_in(data_dir / REPORT))
 
 
 def known_tables(data_dir: Path) -> dict[str, Any]:
     """Return {topic and content: how far its table is}, {} if there are no tables yet."""
+    return _object_in(data_dir / TABLES)
+
+
+def _object_in(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((data_dir / TABLES).read_bytes())
+        return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return {}
-    return found

@@ -7,36 +7,19 @@ behind it.  No other state is kept: the target need not deduplicate, and may hav
 If the target does deduplicate, it gets sequence ids that continue from its last one for that producer.  The sequence
 ids in the entries' own metadata stay unchanged for consumers.
 """
-import ssl
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from geminga.supervisor.pulsar_client import client
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Silence
-from geminga.supervisor.pulsar_client.entries import Entry
+from geminga.supervisor.configuration.target import Target
+from geminga.workers.pulsar_client.client import BrokerConnection, Silence
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.entries import Entry
 
 _PRODUCER = "geminga-copy"
 _UNDER_WAY_MAX = 5_000          # entries without a receipt
 _CLOCKS_S = 60                  # how far publish times of neighbouring entries may be out of order
-
-
-class Cluster(NamedTuple):
-    """The address of a cluster, and the credentials for connections to it."""
-
-    url: str
-    method: str = ""
-    data: str = ""
-    tls: ssl.SSLContext | None = None
-
-    async def connect(self) -> BrokerConnection:
-        """Connect to any broker of the cluster.  Raises ClientError, OSError."""
-        return await client.connect(self.url, self.method, self.data, self.tls)
-
-    async def connect_to_topic(self, topic: str) -> BrokerConnection:
-        """Connect to the broker that serves the topic.  Raises ClientError, OSError."""
-        return await client.connect_to_topic(self.url, topic, self.method, self.data, self.tls)
 
 
 @dataclass(slots=True)
@@ -53,31 +36,25 @@ class Copied:
         self.bytes += sum(len(entry.data) for entry in run)
 
 
-async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions: tuple[str, ...] = (),
+async def copy_topic(source: Target, target: Target, topic: str, subscriptions: tuple[str, ...] = (),
                      told: Callable[[Copied], None] = lambda copied: None) -> Copied:
     """Copy a topic's or partition's schemas and entries from one cluster to another.  Raises ClientError, OSError.
 
     The subscriptions are created on the target first, so that the target keeps the entries for them.
     """
-    reading = await source.connect_to_topic(topic)
-    try:
-        writing = await target.connect_to_topic(topic)
-        try:
-            for subscription in subscriptions:
-                await writing.close_consumer(await writing.subscribe(topic, subscription))
-            copied = Copied()
-            sequence_id = await _open(reading, writing, topic) + 1
-            end = await _last_of(writing, topic)
-            if end is None and sequence_id > 0:
-                raise ClientError("messages of an earlier copy are gone from the target: "
-                                  "delete the topic there to copy it anew")
-            await _copy(reading, writing, topic, end, sequence_id, copied, told)
-            await writing.close_producer()
-            return copied
-        finally:
-            writing.close()
-    finally:
-        reading.close()
+    with closing(await source.connect_to_topic(topic)) as reading, \
+            closing(await target.connect_to_topic(topic)) as writing:
+        for subscription in subscriptions:
+            await writing.close_consumer(await writing.subscribe(topic, subscription))
+        copied = Copied()
+        sequence_id = await _open(reading, writing, topic) + 1
+        end = await _last_of(writing, topic)
+        if end is None and sequence_id > 0:
+            raise ClientError("messages of an earlier copy are gone from the target: "
+                              "delete the topic there to copy it anew")
+        await _copy(reading, writing, topic, end, sequence_id, copied, told)
+        await writing.close_producer()
+        return copied
 
 
 async def _open(reading: BrokerConnection, writing: BrokerConnection, topic: str) -> int:

@@ -7,7 +7,7 @@ import psutil
 
 from geminga.storage.errors import text_of
 from geminga.storage.jobs.compacting.engines import ApartEngine, LocalEngine, NoSpark, NotInstalled, Spark
-from geminga.storage.tables.places import local_folder
+from geminga.storage.tables.table_folders import local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.host import core_count
 from geminga.supervisor.tasks.job_socket import CannotRun

@@ -53,9 +53,9 @@ class _Stage:
     unit: str = MESSAGES
     pace: float | None = None        # seconds for one, as long as none was measured
     done: int = 0
-    measured: int = 0                # of `done`: those whose time is known
-    seconds: float = 0.0             # which they took
-    longest: float = 0.0             # seconds between two tellings; what takes longer is slower than before
+    measured: int = 0                # those of `done` whose duration was measured
+    seconds: float = 0.0             # total duration of those measured
+    longest: float = 0.0             # seconds between two reports; a longer wait means that the stage has slowed down
 
     @property
     def left(self) -> int:
@@ -122,10 +122,11 @@ class NightProgress:
                 self._end += (now + left - self._end) * share
             self._looked_at = now
             current = self._stages.get(self._stage, _Stage(0))
-            of_messages = [one for one in self._stages.values() if one.unit == MESSAGES]
-            total = sum(one.total for one in of_messages)
-            ratio = sum(min(one.done, one.total) for one in of_messages) / total if total else 0.0
-            seconds_left = None if self._end is None else max(0.0, self._end - now)
+            of_messages = [stage for stage in self._stages.values() if stage.unit == MESSAGES]
+            total = sum(stage.total for stage in of_messages)
+            ratio = sum(min(stage.done, stage.total) for stage in of_messages) / total if total else 0.0
+            # To the millisecond: sums of times leave more than nothing at the end.
+            seconds_left = None if self._end is None else round(max(0.0, self._end - now), 3)
             return Progress(self._stage, min(current.done, current.total), current.total, current.unit, ratio,
                             seconds_left)
 
@@ -175,7 +176,7 @@ def _announce(data_dir: Path, look: Callable[[], Progress], is_over: threading.E
                 link = job_socket.connect(data_dir, _ANSWER_SECONDS)
             if link is not None:
                 job_socket.exchange(link, {"night": None if is_last else asdict(look())})
-        except (OSError, ValueError):      # no broker serves the folder, or it ends; a later one is told
+        except (OSError, ValueError):      # no broker serves the folder, or the broker stops; the next pass tries again
             _close(link)
             link = None
         if is_last:

@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 
 from geminga.proto import names
+from geminga.proto.layouts import Layout
 from geminga.proto.names import TopicName
 from geminga.storage import format
-from geminga.storage.catalogue.catalogue import CatalogueError
+from geminga.storage.catalogue.catalogue import Catalogue, CatalogueError
 from geminga.storage.catalogue.policies import Policies, policies_of
 from geminga.storage.catalogue.policy_values import BY_EVENT_TIME, EXPORTS_COMPACTED
 from geminga.storage.disk import data_folder
@@ -29,11 +30,20 @@ from geminga.storage.jobs.compacting.engines import READING, WRITING, LocalEngin
 from geminga.storage.jobs.compacting.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.tables import exports
-from geminga.storage.tables.exports import Wanted
+from geminga.storage.tables.exports import TableReport, Wanted
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import tables
 from geminga.supervisor.tasks.idle_cores import use_idle_cores
-from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, last_report
+from geminga.supervisor.tasks.job_socket import (
+    REPORT,
+    BrokerSocket,
+    CannotRun,
+    GivenBack,
+    Gone,
+    JobRefused,
+    NightReport,
+    last_report,
+)
 from geminga.supervisor.tasks.night_engines import Engines, needs_spark
 from geminga.supervisor.tasks.night_progress import GIVING_BACK, TOPICS, NightProgress, announced
 
@@ -50,8 +60,7 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
     all partitions with a compaction threshold or a compacted view are, and those whose compacted view is exported.
     Raises LookupError, Refusal, re.error, CatalogueError.
     """
-    catalogue = confirmed.open_catalogue(config.data_dir)
-    try:
+    with contextlib.closing(confirmed.open_catalogue(config.data_dir)) as catalogue:
         options = catalogue.options.applied_to(config.storage)
         if topics or pattern:
             wanted = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
@@ -60,33 +69,56 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
             wanted = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
                       if _is_compacted(policies_of(catalogue, names.parse(name), options))
                       or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
-        return [_target(config, policies_of(catalogue, name, options), partition_id, name)
-                for partition_id, name in sorted(wanted)]
-    finally:
-        catalogue.close()
+        return [_target(config, catalogue, policies_of(catalogue, name, options), partition_id, name)
+                for partition_id, name in _with_parents(catalogue, wanted)]
 
 
 def _is_compacted(policies: Policies) -> bool:
     return policies.compaction_threshold > 0 or policies.export == EXPORTS_COMPACTED
 
 
-def _target(config: Config, policies: Policies, partition_id: int, name: TopicName) -> Target:
+def _target(config: Config, catalogue: Catalogue, policies: Policies, partition_id: int, name: TopicName) -> Target:
     return Target(partition_id, str(name), config.nightly.retain_keyless,
-                  by_event_time=policies.compaction_order == BY_EVENT_TIME)
+                  by_event_time=policies.compaction_order == BY_EVENT_TIME, later=_later(catalogue, name))
+
+
+def _later(catalogue: Catalogue, name: TopicName) -> tuple[int, ...]:
+    """Return the ids of the partitions of all segments behind one; () for any other topic."""
+    layout = _layout_with(catalogue, name)
+    behind = layout.behind(name.segment_number) if layout is not None else []
+    stored = [catalogue.partitions.find(names.parse(segment.topic)) for segment in behind]
+    return tuple(sorted(found[0] for found in stored if found is not None))
+
+
+def _layout_with(catalogue: Catalogue, name: TopicName) -> Layout | None:
+    """Return the layout of the scalable topic that has a segment of that name, None if there is none."""
+    layout = catalogue.scalable_topics.layout(name.base.scalable) if name.is_persistent else None
+    its = layout.numbered(name.segment_number) if layout is not None else None
+    return layout if its is not None and its.topic == str(name) else None
+
+
+def _with_parents(catalogue: Catalogue, wanted: Iterable[tuple[int, TopicName]]) -> list[tuple[int, TopicName]]:
+    """Return partitions (id, name), parents of segments before these, with all segments that are before others."""
+    found = dict(wanted)
+    for partition_id, name in list(found.items()):
+        layout = _layout_with(catalogue, name)
+        for segment in layout.segments if layout is not None else ():
+            parent = names.parse(segment.topic)
+            stored = catalogue.partitions.find(parent)
+            if stored is not None and partition_id in _later(catalogue, parent):
+                found[stored[0]] = parent
+    return sorted(found.items())
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
     """Return the partitions with these ids that exist, as targets of a compaction.  Raises CatalogueError."""
     wanted = set(partition_ids)
-    catalogue = confirmed.open_catalogue(config.data_dir)
-    try:
+    with contextlib.closing(confirmed.open_catalogue(config.data_dir)) as catalogue:
         options = catalogue.options.applied_to(config.storage)
-        found = [(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
-                 if partition_id in wanted]
-        return [_target(config, policies_of(catalogue, name, options), partition_id, name)
-                for partition_id, name in found]
-    finally:
-        catalogue.close()
+        partitions = _with_parents(catalogue, [(partition_id, names.parse(name)) for partition_id, name
+                                               in catalogue.partitions.all() if partition_id in wanted])
+        return [_target(config, catalogue, policies_of(catalogue, name, options), partition_id, name)
+                for partition_id, name in partitions]
 
 
 def settle(broker: BrokerSocket, config: Config, partitions: Iterable[Target]) -> None:
@@ -96,10 +128,10 @@ def settle(broker: BrokerSocket, config: Config, partitions: Iterable[Target]) -
     """
     for target in partitions:
         try:
-            known = nightly.is_settled(config.data_dir, target)
+            is_settled = confirmed.is_settled(config.data_dir, target.partition_id)
         except (CorruptFile, OSError):      # the plan has the error
             continue
-        if not known:
+        if not is_settled:
             broker.settle(target.topic)
 
 
@@ -134,13 +166,13 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
 
     Return whether all compactions succeeded. Raises CannotRun.
     """
-    partitions, is_well = chosen(config, partition_ids), True
+    partitions, is_well, taken = chosen(config, partition_ids), True, nightly.Taken()
     with contextlib.closing(BrokerSocket(config.data_dir)) as broker, Engines(config, is_night=False) as engines:
         broker.began({target.partition_id: target.topic for target in partitions})
         for target in partitions:
             settle(broker, config, [target])
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
-            report = nightly.compact(config.data_dir, target, broker.adopt, engine)
+            report = nightly.compact(config.data_dir, target, broker.adopt, engine, taken=taken)
             broker.ended(asdict(report))
             is_well &= not report.error
     return is_well
@@ -174,7 +206,7 @@ def compact(broker: BrokerSocket, config: Config, engines: Engines, plan: list[P
 
 
 def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[Wanted], tell: Tell,
-           ends: float = math.inf) -> tuple[list[dict[str, Any]], str]:
+           ends: float = math.inf) -> tuple[list[TableReport], str]:
     """Export topics as tables; return (a report for each table, why tables cannot be made)."""
     try:
         return tables.export(broker, config, engines, topics, tell, ends), ""
@@ -186,7 +218,7 @@ def _topics(config: Config) -> list[str]:
         return [name for _, name in catalogue.partitions.all()]
 
 
-def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
+def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> GivenBack:
     """Have owners enforce retention in every partition and remove folders of deleted ones; return the report."""
     began, rows, errors, topics = time.monotonic(), [], [], _topics(config)
     for done, topic in enumerate(topics):
@@ -194,12 +226,12 @@ def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any
         try:
             row = broker.ask("enforce", topic=topic)
             rows += [row] if row else []
-        except Refused as refused:
+        except JobRefused as refused:
             errors.append({"topic": topic, "error": str(refused)})
             if isinstance(refused, Gone):
                 break
     removed = {"folders": 0, "freed": 0}
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(JobRefused):
         while (some := broker.ask("leftovers"))["folders"]:
             removed = {name: removed[name] + some[name] for name in removed}
     return {"partitions": len(topics), "topics": rows, "errors": errors, "deleted": removed,
@@ -214,7 +246,7 @@ def check(config: Config) -> None:
         raise CannotRun(str(error)) from None
 
 
-def run(config: Config, partitions: list[Target], topics: list[Wanted], progress: NightProgress) -> dict[str, Any]:
+def run(config: Config, partitions: list[Target], topics: list[Wanted], progress: NightProgress) -> NightReport:
     """Run the nightly job, write its report, and return the report.  Raises CannotRun.
 
     topics: to be exported.  progress: told what is done, and passed on to the broker.
@@ -238,7 +270,7 @@ def run(config: Config, partitions: list[Target], topics: list[Wanted], progress
     error = night.error or why_not
     is_well = not (wrong or wrong_tables or error or (given and given["errors"]))
     ended_ms = time.time_ns() // 1_000_000
-    report = {
+    report: NightReport = {
         "status": SUCCESS if is_well else FAILED, "error": error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
@@ -248,7 +280,8 @@ def run(config: Config, partitions: list[Target], topics: list[Wanted], progress
     try:
         keep(config, report)
     except OSError as failure:      # the night's work is done; only its report is lost
-        report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
+        report["status"] = FAILED
+        report["error"] = report["error"] or f"its report cannot be written: {text_of(failure)}"
     return report
 
 
@@ -274,8 +307,8 @@ def _why_not(plan: list[Planned]) -> dict[str, int]:
                         for one in plan if not one.is_due and not one.error))
 
 
-def _totals(compaction: list[dict[str, Any]], exported: list[dict[str, Any]],
-            given: dict[str, Any] | None) -> dict[str, int]:
+def _totals(compaction: list[dict[str, Any]], exported: list[TableReport],
+            given: GivenBack | None) -> dict[str, int]:
     names = "messages_in", "messages_out", "bytes_in", "bytes_read", "bytes_out", "keys", "tombstones"
     done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
     late = sum(report["outcome"] == nightly.LATE for report in compaction)
@@ -302,7 +335,8 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
     if (result, status) == ("exit-code", "1"):
         return last_report(config.data_dir).get("error") or "some partitions could not be compacted or trimmed"
     now_ms = time.time_ns() // 1_000_000
-    given = {"partitions": 0, "topics": [], "errors": [], "deleted": {"folders": 0, "freed": 0}, "seconds": 0.0}
+    given: GivenBack = {"partitions": 0, "topics": [], "errors": [], "deleted": {"folders": 0, "freed": 0},
+                        "seconds": 0.0}
     keep(config, {
         "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
         "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known",
@@ -311,7 +345,7 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
     return why
 
 
-def keep(config: Config, report: dict[str, Any]) -> None:
+def keep(config: Config, report: NightReport) -> None:
     """Write the report of a nightly job into the data folder.  Raises OSError."""
     path = config.data_dir / REPORT
     path.parent.mkdir(exist_ok=True)

@@ -5,22 +5,30 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from geminga.proto import frames
+from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import compress
-from geminga.supervisor.messages.message import Message
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
-from geminga.supervisor.pulsar_client.entries import Entry, entry_of
-from geminga.supervisor.pulsar_client.producers import unless_busy
+from geminga.workers.messages.message import Message
+from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError, consuming
+from geminga.workers.pulsar_client.entries import Entry, ack_set_of, entry_of
+from geminga.workers.pulsar_client.producers import unless_busy
 
-FROM = "geminga.redriven.from"        # property of a copy: topic and position of its letter
 REAL_TOPIC, REAL_SUBSCRIPTION = "REAL_TOPIC", "REAL_SUBSCRIPTION"
-# Properties that client libraries add to dead letters and to messages of a retry topic.
+# Properties that client libraries add to dead letters and to messages of a retry topic, and the broker's own.
 _ADDED = {REAL_TOPIC, REAL_SUBSCRIPTION, "ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_IDY_TIME", "RETRY_TOPIC",
-          "RECONSUMETIMES", "DELAY_TIME", FROM}
+          "RECONSUMETIMES", "DELAY_TIME", names.REDRIVEN_FROM, *names.DEAD_LETTER_PROPERTIES}
 ROUND_MAX = 1_000          # messages
 T = api.BaseCommand.Type
 Position = tuple[int, int]
+
+
+def subscription_in(dead_letters: str, origin: str) -> str:
+    """Return the subscription that the name ORIGIN-SUBSCRIPTION-DLQ of a topic has in it; "": the name is another one.
+    """
+    topic, start = names.parse(dead_letters).base.local_name, f"{names.parse(origin).base.local_name}-"
+    is_of_origin = topic.startswith(start) and topic.endswith(names.DEAD_LETTERS)
+    return topic[len(start):-len(names.DEAD_LETTERS)] if is_of_origin else ""
 
 
 def id_of(letter: Message) -> str:
@@ -51,13 +59,7 @@ def acks(letters: list[Ids], whole: set[Position]) -> dict[Position, list[int]]:
                 left[position] = 0
             else:
                 left[position] = left.get(position, (1 << ids.size) - 1) & ~(1 << ids.place)
-    return {position: _words(bits) for position, bits in left.items()}
-
-
-def _words(bits: int) -> list[int]:
-    """Return bits as the signed words of an ack_set."""
-    words = [bits >> at & (1 << 64) - 1 for at in range(0, bits.bit_length(), 64)]
-    return [word - (word >> 63 << 64) for word in words]
+    return {position: ack_set_of(bits, bits.bit_length()) for position, bits in left.items()}
 
 
 class Backlog:
@@ -74,14 +76,11 @@ class Backlog:
     async def open(cls, connection: BrokerConnection, topic: str, subscription: str,
                    position: "api.CommandSubscribe.InitialPosition.ValueType") -> "Backlog":
         """Subscribe exclusively.  position: where a new subscription begins.  Raises ClientError."""
-        consumer = connection.next_consumer_id()
+        consumer = connection.next_id()
         connection.keep_messages(consumer)
 
         async def subscribe() -> None:
-            request = api.CommandSubscribe(
-                topic=topic, subscription=subscription, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer,
-                initialPosition=position, force_topic_creation=False)
-            await connection.ask(request)
+            await connection.ask(consuming(topic, subscription, consumer, position=position, makes_topic=False))
         await unless_busy(subscribe)
         stats: api.CommandConsumerStatsResponse = await connection.ask(api.CommandConsumerStats(consumer_id=consumer))
         return cls(connection, consumer, stats.msgBacklog)      # a number of entries
@@ -130,7 +129,7 @@ class Target:
         while entries := await self.backlog.round(ROUND_MAX):
             for metadata in (entry.metadata for entry in entries):
                 if metadata.producer_name == self._name and metadata.chunk_id + 1 >= metadata.num_chunks_from_msg:
-                    self.copies |= {one.value for one in metadata.properties if one.key == FROM}
+                    self.copies |= {one.value for one in metadata.properties if one.key == names.REDRIVEN_FROM}
 
     def send(self, letter: Message, codec: "api.CompressionType.ValueType") -> None:
         """Send a letter's copy, without waiting for its receipt."""
@@ -154,7 +153,7 @@ class Target:
         for key, value in letter.properties.items():
             if key not in _ADDED:
                 metadata.properties.add(key=key, value=value)
-        metadata.properties.add(key=FROM, value=id_of(letter))
+        metadata.properties.add(key=names.REDRIVEN_FROM, value=id_of(letter))
         if letter.key is not None:
             metadata.partition_key = letter.key
             metadata.partition_key_b64_encoded = letter.is_key_base64
@@ -168,6 +167,8 @@ class Target:
             metadata.compression, metadata.uncompressed_size = codec, len(letter.payload)
         if letter.schema_version is not None:
             metadata.schema_version = self._versions.get(letter.schema_version, letter.schema_version)
+        if letter.schema_id is not None:
+            metadata.schema_id = letter.schema_id
         size = self._producing.message_size_max * 4 // 5      # of a chunk; the rest is for metadata
         parts = [stored[at:at + size] for at in range(0, len(stored), size)] or [b""]
         for number, part in enumerate(parts):

@@ -11,8 +11,8 @@ redrive reads them first.  Deduplication of the target is not needed.
     end             acknowledge a target's last letter and remove its subscription, in one write
 
 A target is a topic, or partition, and the subscription that lost the letters: the broker acknowledges their copies for
-all other subscriptions when it stores them (storage/topics/addressed.py).  A broker of others does not, and gives them
-to all, so a redrive there is to say that it is for all.
+all other subscriptions when it stores them (storage/open_topics/addressed.py).  A broker of others does not, and gives
+them to all, so a redrive there is to say that it is for all.
 
 The last letter of each target, its anchor, stays unacknowledged until the next round, or the end.  So a repeated
 redrive opens every target again, finds the copy of the anchor, and removes the subscription.
@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -28,14 +29,7 @@ from typing import NamedTuple
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.supervisor.messages.decoding import Decoder
-from geminga.supervisor.messages.message import Message
-from geminga.supervisor.messages.values import Values
-from geminga.supervisor.pulsar_client import key_hashing
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
-from geminga.supervisor.pulsar_client.entries import Entry
-from geminga.supervisor.pulsar_client.producers import unless_busy
-from geminga.supervisor.tasks.moving import Cluster
+from geminga.supervisor.configuration.target import Target as Broker
 from geminga.supervisor.tasks.redrive_topics import (
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
@@ -49,7 +43,16 @@ from geminga.supervisor.tasks.redrive_topics import (
     acks,
     id_of,
     ids_of,
+    subscription_in,
 )
+from geminga.workers.messages.decoding import Decoder
+from geminga.workers.messages.message import Message
+from geminga.workers.messages.values import Values
+from geminga.workers.pulsar_client import key_hashing
+from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.entries import Entry
+from geminga.workers.pulsar_client.producers import unless_busy
 
 _REASONS = "exception", "reason", "error"      # parts of names of properties that say why a letter is dead
 _ROUND_BYTES, _ROUND_FIRST = 16 << 20, 20
@@ -77,7 +80,7 @@ class Choice:
         return self.matches(letter)
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a copy goes."""
 
     topic: str
@@ -99,7 +102,7 @@ class Redriven:
         """The number of letters that are done."""
         return self.sent.total() + self.already
 
-    def note(self, place: Place) -> None:
+    def note(self, place: Destination) -> None:
         """Count a copy that goes to a place."""
         self.sent[place.topic] += 1
         self.for_all += not place.subscription
@@ -117,11 +120,8 @@ def subscription_of(letter: Message) -> str:
     """Return the subscription for which a letter is dead, from its property or its topic's name; "": not known."""
     if known := letter.properties.get(REAL_SUBSCRIPTION):
         return known
-    origin, topic = letter.properties.get(REAL_TOPIC), names.parse(letter.topic).base.local_name
-    if not origin:
-        return ""
-    start = f"{names.parse(origin).base.local_name}-"
-    return topic[len(start):-len("-DLQ")] if topic.startswith(start) and topic.endswith("-DLQ") else ""
+    origin = letter.properties.get(REAL_TOPIC)
+    return subscription_in(letter.topic, origin) if origin else ""
 
 
 def reasons_of(letter: Message) -> list[str]:
@@ -132,12 +132,12 @@ def reasons_of(letter: Message) -> list[str]:
 class Redrive:
     """A redrive of one dead letter topic, or partition of one."""
 
-    def __init__(self, cluster: Cluster, topic: str, subscription: str, choice: Choice, rate: float = 0):
-        self._cluster, self._topic, self._subscription = cluster, topic, subscription
+    def __init__(self, broker: Broker, topic: str, subscription: str, choice: Choice, rate: float = 0):
+        self._broker, self._topic, self._subscription = broker, topic, subscription
         self._choice, self._rate, self._decoder = choice, rate, Decoder()
-        self._targets: dict[Place, Target] = {}
-        self._tried: set[Place] = set()           # where letters could go to, without sending any
-        self._refused: dict[Place, str] = {}      # where no copies can go to: why
+        self._targets: dict[Destination, Target] = {}
+        self._tried: set[Destination] = set()           # where letters could go to, without sending any
+        self._refused: dict[Destination, str] = {}      # where no copies can go to: why
         self._counts: dict[str, int | None] = {}      # partitions of topics
         self._schemas: dict[int, api.Schema] = {}
         self._values = Values(self._schema)
@@ -158,7 +158,7 @@ class Redrive:
 
         Raises ClientError, OSError.
         """
-        reading = await self._cluster.connect_to_topic(self._topic)
+        reading = await self._broker.connect_to_topic(self._topic)
         self._schemas = await reading.schemas(self._topic)
         try:
             letters = await Backlog.open(reading, self._topic, self._subscription, api.CommandSubscribe.Earliest)
@@ -186,7 +186,7 @@ class Redrive:
 
     async def look(self, *, has_subscription: bool) -> None:
         """Count what `run` would redrive, and change nothing.  Raises ClientError, OSError."""
-        reading = await self._cluster.connect_to_topic(self._topic)
+        reading = await self._broker.connect_to_topic(self._topic)
         self._schemas = await reading.schemas(self._topic)
         try:
             if has_subscription:
@@ -207,7 +207,7 @@ class Redrive:
             elif (place := await self._place_for(letter)) and await self._takes_letters(place):
                 self.redriven.note(place)
 
-    async def _takes_letters(self, place: Place) -> bool:
+    async def _takes_letters(self, place: Destination) -> bool:
         """Whether the broker would let a redrive send letters to a place: a producer is opened, which sends none.
 
         Letters' schemas that the place does not have are not tried, because trying one registers it.
@@ -215,18 +215,15 @@ class Redrive:
         if place in self._tried:
             return True
         try:
-            producing = await self._connect_to(place)
-            try:
+            with closing(await self._connect_to(place)) as producing:
                 await self._try(producing, place)
-            finally:
-                producing.close()
         except (ClientError, NoTarget) as error:
             self._refuse(place, error)
             return False
         self._tried.add(place)
         return True
 
-    async def _try(self, producing: BrokerConnection, place: Place) -> None:
+    async def _try(self, producing: BrokerConnection, place: Destination) -> None:
         existing = (await producing.schemas(place.topic)).values() if self._schemas else ()
         newest = next(reversed(self._schemas.values()), None)
         is_there = newest is None or (newest.type, newest.schema_data) in {
@@ -243,7 +240,7 @@ class Redrive:
         return self._choice.takes(letter)
 
     async def _schema(self, _topic: str, version: bytes) -> api.Schema | None:
-        return self._schemas.get(int.from_bytes(version)) if version else None
+        return self._schemas.get(int.from_bytes(version)) if version else next(reversed(self._schemas.values()), None)
 
     def _wanted(self, size: int) -> int:
         """Return how many more letters to read at most, of `size`."""
@@ -266,7 +263,7 @@ class Redrive:
                     continue
                 if id_of(letter) not in target.copies:
                     target.send(letter, entry.metadata.compression)
-                    self.redriven.note(Place(target.topic, target.subscription))
+                    self.redriven.note(Destination(target.topic, target.subscription))
                     continue
                 self.redriven.already += 1
                 if target.anchor is None and not target.sent:
@@ -319,7 +316,7 @@ class Redrive:
     async def _finish(self, letters: Backlog, target: Target) -> None:
         """Acknowledge a target's last letter, and remove the target's subscription."""
         unsubscribe = api.CommandUnsubscribe(
-            consumer_id=target.backlog.consumer, request_id=letters.connection.request_id())
+            consumer_id=target.backlog.consumer, request_id=letters.connection.next_id())
         ack = ack_of(letters, self._release([target.anchor[0]] if target.anchor else []))
         if target.backlog.connection is letters.connection:
             letters.connection.send_together([ack, unsubscribe])      # a kill leaves both or none
@@ -340,22 +337,22 @@ class Redrive:
             self._refuse(place, error)
             return None
 
-    def _refuse(self, place: Place, error: "ClientError | NoTarget") -> None:
+    def _refuse(self, place: Destination, error: "ClientError | NoTarget") -> None:
         """Note that no letters can go to a place, and count the first one.  Raises errors that say no such thing."""
         if isinstance(error, ClientError) and error.code is None:      # no refusal of the broker
             raise error
         self._refused[place] = str(error)
         self.redriven.failed[self._refused[place]] += 1
 
-    async def _connect_to(self, place: Place) -> BrokerConnection:
+    async def _connect_to(self, place: Destination) -> BrokerConnection:
         """Connect to the broker of a place.  Raises ClientError, OSError, NoTarget."""
-        producing = await self._cluster.connect_to_topic(place.topic)
+        producing = await self._broker.connect_to_topic(place.topic)
         if place.subscription and not producing.is_geminga:
             producing.close()
             raise NoTarget("this broker gives letters to all subscriptions of a topic: say --to-all")
         return producing
 
-    async def _place_for(self, letter: Message) -> Place | None:
+    async def _place_for(self, letter: Message) -> Destination | None:
         """Return the topic or partition for a letter, and its subscription there, None if there is none."""
         wanted = self._choice.to or letter.properties.get(REAL_TOPIC, "")
         try:
@@ -366,7 +363,7 @@ class Redrive:
             self.redriven.failed[str(error)] += 1
             return None
         # Another topic than the origin is not where a subscription has lost the letter.
-        place = Place(topic, "" if self._choice.is_for_all or self._choice.to else subscription_of(letter))
+        place = Destination(topic, "" if self._choice.is_for_all or self._choice.to else subscription_of(letter))
         if place in self._refused:
             self.redriven.failed[self._refused[place]] += 1
             return None
@@ -375,14 +372,13 @@ class Redrive:
     async def _topic_for(self, wanted: str, letter: Message) -> str:
         """Return the topic or partition for a letter: the partition it had, else the one of its key."""
         topic = names.parse(wanted)
+        if topic.is_scalable or topic.is_segment:      # a killed redrive could not find its copies behind a split
+            raise NoTarget(f"{topic.base} is a scalable topic, to which no letters go: name another one with --to")
         if str(topic) == self._topic or str(topic.base) == str(names.parse(self._topic).base):
             raise NoTarget(f"{topic} is the topic that is redriven")
         if str(topic.base) not in self._counts:
-            connection = await self._cluster.connect()
-            try:
+            with closing(await self._broker.connect()) as connection:
                 self._counts[str(topic.base)] = await connection.partitions(str(topic.base))
-            finally:
-                connection.close()
         count = self._counts[str(topic.base)]
         if count is None or topic.partition >= (count or 0):
             raise NoTarget(f"there is no topic {topic}")
@@ -394,9 +390,9 @@ class Redrive:
     def _name_for(self, subscription: str) -> str:
         """Return the name of producers and subscriptions at targets, the same in each run."""
         about = f"{self._topic} {self._subscription}" + (f" {subscription}" if subscription else "")
-        return "geminga-redrive-" + blake2b(about.encode(), digest_size=8).hexdigest()
+        return names.REDRIVES + blake2b(about.encode(), digest_size=8).hexdigest()
 
-    async def _open(self, letters: Backlog, place: Place) -> Target:
+    async def _open(self, letters: Backlog, place: Destination) -> Target:
         """Open a target, and read what an interrupted redrive has sent to it.  Raises ClientError, OSError."""
         (topic, subscription), name = place, self._name_for(place.subscription)
         producing = await self._connect_to(place)
@@ -417,7 +413,7 @@ class Redrive:
                 opened.append(await producing.producer(topic, name, newest, only_for=subscription))
             await unless_busy(open_producer)
             is_same = producing.place == letters.connection.place
-            reading = letters.connection if is_same else await self._cluster.connect_to_topic(topic)
+            reading = letters.connection if is_same else await self._broker.connect_to_topic(topic)
             backlog = await Backlog.open(reading, topic, name, api.CommandSubscribe.Latest)
             target = Target(
                 topic, subscription, name, producing, backlog, opened[0].last_sequence_id + 1, versions)

@@ -6,20 +6,21 @@ The request is a JSON object: "folder", "place" (a topic or namespace), "limit",
 shown), "newest" (whether the newest message comes first), and the conditions "key", "properties", "grep", "where",
 "since", "until" of `geminga search`. Lines of JSON are printed as messages are found:
 
-    {"row": ...}                            a message, as supervisor/messages/shown.py makes it
+    {"row": ...}                            a message, as workers/messages/shown.py makes it
     {"searched": bytes, "of": bytes}        progress, now and then
     {"complaint": text}                     what could not be searched
     {"end": "all" or "limit"}               the last line
     {"wrong": text}                         instead of all others: the request cannot be answered
 """
+import contextlib
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
@@ -28,17 +29,33 @@ from geminga.storage.catalogue.catalogue import CatalogueError
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.jobs import confirmed
 from geminga.storage.offline import search as storage
-from geminga.supervisor.messages import shown
-from geminga.supervisor.messages.filters import Wish
-from geminga.supervisor.messages.report import Report
-from geminga.supervisor.messages.shown import Shown
-from geminga.supervisor.messages.stored import StoredMessages
 from geminga.supervisor.tasks.job_socket import SOCKET, BrokerSocket
+from geminga.workers.messages import shown
+from geminga.workers.messages.filters import Wish
+from geminga.workers.messages.report import Report
+from geminga.workers.messages.shown import Shown
+from geminga.workers.messages.stored import StoredMessages
 
-_CPU_SECONDS, _MEMORY_BYTES = 60, 4 << 30      # of this process: the kernel ends it beyond
-_NICENESS = 10
+CPU_SECONDS, MEMORY_BYTES = 60, 4 << 30      # of this process: the kernel ends it beyond
+NICENESS = 10
 _TOLD_SECONDS = 0.5          # between two lines about progress
 Say = Callable[[dict[str, Any]], None]
+
+
+class Search(TypedDict):
+    """What a search is asked for."""
+
+    folder: str
+    place: str                   # topic or namespace
+    limit: int                   # rows
+    payload: int                 # bytes of each that are shown
+    newest: bool                 # comes first
+    properties: list[str]        # this and the next are conditions, as of Filter
+    key: str | None
+    grep: str | None
+    where: str | None
+    since: str | None
+    until: str | None
 
 
 def settle(folder: Path, place: str, report: Callable[[str], None]) -> None:
@@ -61,24 +78,11 @@ def settle(folder: Path, place: str, report: Callable[[str], None]) -> None:
         broker.close()
 
 
-def run(asked: dict[str, Any], say: Say) -> None:
-    """Search as a request asks, and say what is found."""
-    folder, place, limit = Path(asked["folder"]), asked["place"], asked["limit"]
-    names = ("key", "properties", "grep", "where", "since", "until")
-    values = {name: asked.get(name) for name in names} | {"properties": tuple(asked.get("properties") or ())}
-    report = Report(lambda line: say({"complaint": line}))
+@contextlib.contextmanager
+def answering(say: Say) -> Iterator[None]:
+    """Say why the request cannot be answered, if the block raises such an error."""
     try:
-        settle(folder, place, report)
-        stored = StoredMessages(folder, place, values, Wish())
-        progress = _Progress(stored.size, say)
-        messages = stored.newest_first if asked.get("newest") else stored.messages
-        for number, message in enumerate(messages(report, progress.advance)):
-            if number == limit:
-                say({"end": "limit"})
-                return
-            say({"row": shown.row(Shown(message), asked["payload"])})
-        progress.tell()
-        say({"end": "all"})
+        yield
     except LookupError as error:
         say({"wrong": str(error)})
     except Refusal as error:
@@ -89,6 +93,26 @@ def run(asked: dict[str, Any], say: Say) -> None:
         say({"wrong": text_of(error)})
     except (CatalogueError, StorageFull) as error:
         say({"wrong": str(error)})
+
+
+def run(asked: Search, say: Say) -> None:
+    """Search as a request asks, and say what is found."""
+    folder, place, limit = Path(asked["folder"]), asked["place"], asked["limit"]
+    values = {"key": asked["key"], "properties": tuple(asked["properties"]), "grep": asked["grep"],
+              "where": asked["where"], "since": asked["since"], "until": asked["until"]}
+    report = Report(lambda line: say({"complaint": line}))
+    with answering(say):
+        settle(folder, place, report)
+        stored = StoredMessages(folder, place, values, Wish())
+        progress = _Progress(stored.size, say)
+        messages = stored.newest_first if asked["newest"] else stored.messages
+        for number, message in enumerate(messages(report, progress.advance)):
+            if number == limit:
+                say({"end": "limit"})
+                return
+            say({"row": shown.row(Shown(message), asked["payload"])})
+        progress.tell()
+        say({"end": "all"})
 
 
 class _Progress:
@@ -117,9 +141,9 @@ def _print(line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(_NICENESS)
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         run(json.load(sys.stdin), _print)
     except BrokenPipeError:      # nobody reads any more

@@ -14,8 +14,8 @@ from geminga.storage.runtime.lease import ADMIN, ALONE_SECONDS, Lease
 from geminga.storage.standby import standing
 from geminga.storage.standby.standing import Peer
 from geminga.supervisor.configuration.config import StandbyOptions
-from geminga.supervisor.pulsar_client import credentials
-from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
+from geminga.workers.pulsar_client import credentials
+from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused
 
 PATH, FEED = "/ops/v1/standby", "/ops/v1/standby/feed"
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}

@@ -22,21 +22,22 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition, T
-from geminga.supervisor.messages import topics
-from geminga.supervisor.messages.entries import Batch, Making, Outgoing
-from geminga.supervisor.messages.outgoing import Wrong
-from geminga.supervisor.messages.publishing import Batches
-from geminga.supervisor.pulsar_client import producers, questions
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
-from geminga.supervisor.pulsar_client.key_hashing import Scheme
-from geminga.supervisor.pulsar_client.producers import Producer, Receipt, Sending
-from geminga.supervisor.pulsar_client.rest import NotReachable
-from geminga.supervisor.pulsar_client.target import Target
+from geminga.supervisor.configuration.target import Target
 from geminga.supervisor.tables import payloads, roles
 from geminga.supervisor.tables.files import BadTable, Rows, Table
 from geminga.supervisor.tables.roles import Choice, Roles
 from geminga.supervisor.tables.rows import Messages
 from geminga.supervisor.tasks.import_record import NotOnce, Record, Records, digest_of
+from geminga.workers.messages import topics
+from geminga.workers.messages.entries import Batch, Making, Outgoing
+from geminga.workers.messages.outgoing import Wrong
+from geminga.workers.messages.publishing import Batches
+from geminga.workers.pulsar_client import producers
+from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.key_hashing import Scheme
+from geminga.workers.pulsar_client.producers import Producer, Receipt, Sending
+from geminga.workers.pulsar_client.rest import NotReachable
 
 BLOCK = 1 << 16             # rows; never smaller, as imports that an older program has begun go on by it
 _BATCH = 1_000              # messages of an entry
@@ -124,7 +125,7 @@ class TableImport:
         nearest = await topics.nearest_to_new(connection, self._topic)
         if self._making is None:
             self._making = await _prepared(connection, self._table, self._topic, self._wishes)
-        count = await questions.partitions(connection, str(self._topic))
+        count = await connection.partition_count(str(self._topic))
         if (record := self._known(count)) is not None:
             if record.done >= self._table.rows:
                 return self._end(self._report.earlier if self._has_begun else self._table.rows)
@@ -137,7 +138,7 @@ class TableImport:
             self._report.told(f"deduplication is on for {self._topic} from now on, as each row is to be stored once")
         record = self._known(count)      # again: another run may have had the producers until now
         is_new = record is None or record.done == self._table.rows_of(record.files)
-        if record is None or is_new:      # or ended, before files were added
+        if record is None or is_new:      # new also: the import had ended, and files were added since
             ends = [await _last(connection, one.topic) for one in opened]
             record = Record(0, "", self._options, count, ends, 0 if record is None else record.done)
         if record.partitions != count:

@@ -1,8 +1,9 @@
 """Tables of topics with the policy `export`, as the night makes them.
 
-The file `tables.json` beside the night's report says how far each table is.  It is for people; the tables' own commits
-say it too, and count.
+The file `tables.json` beside the night's report shows people how far each table is.  The next night goes on from the
+tables' own commits, not from that file.
 """
+import contextlib
 import json
 import math
 import uuid
@@ -24,8 +25,8 @@ from geminga.storage.jobs.compacting.engines import LocalEngine, Spark, Tell
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, ParquetTable
-from geminga.storage.tables.exports import Open, Planned, Table, Wanted
-from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
+from geminga.storage.tables.exports import Open, Planned, Table, TableReport, Wanted
+from geminga.storage.tables.table_folders import HadoopFolder, LocalFolder, TableFolder, local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import TABLES, BrokerSocket, CannotRun, known_tables
 from geminga.supervisor.tasks.night_engines import ICEBERG, PARQUET, Engines
@@ -39,23 +40,22 @@ def wanted(config: Config, among: Iterable[str] | None = None) -> list[Wanted]:
 
     among: partitions, of which only those topics are considered.
     """
-    chosen = None if among is None else {names.parse(text).base for text in among}
     if not config.tables.url:
         return []
-    catalogue = confirmed.open_catalogue(config.data_dir)
-    try:
+    with contextlib.closing(confirmed.open_catalogue(config.data_dir)) as catalogue:
+        chosen = None if among is None else {catalogue.topics.whole(names.parse(text)) for text in among}
         options = catalogue.options.applied_to(config.storage)
         by_topic: dict[TopicName, list[tuple[int, TopicName]]] = {}
         for partition_id, text in catalogue.partitions.all():
             name = names.parse(text)
-            by_topic.setdefault(name.base, []).append((partition_id, name))
-        found = [(topic, policies_of(catalogue, topic, options).export, partitions)
-                 for topic, partitions in by_topic.items()
-                 if not names.is_system(str(topic)) and (chosen is None or topic in chosen)]
-    finally:
-        catalogue.close()
-    return [Wanted(topic, content, tuple(sorted(partitions))) for topic, content, partitions
-            in sorted(found, key=lambda one: str(one[0])) if content != EXPORTS_NOTHING]
+            by_topic.setdefault(catalogue.topics.whole(name), []).append((partition_id, name))
+        topics = [Wanted(topic, policies_of(catalogue, topic, options).export, tuple(sorted(partitions)))
+                  for topic, partitions in by_topic.items()
+                  if not names.is_system(str(topic)) and (chosen is None or topic in chosen)]
+        # A topic that a scalable one hides would have that one's folder, and both would write the same table.
+        topics = [wanted for wanted in topics
+                  if wanted.content != EXPORTS_NOTHING and not catalogue.topics.is_shadowed(wanted.topic)]
+    return sorted(topics, key=lambda wanted: str(wanted.topic))
 
 
 def opener(config: Config, engine: LocalEngine | Spark) -> Open:
@@ -79,12 +79,12 @@ def opener(config: Config, engine: LocalEngine | Spark) -> Open:
     return open_table
 
 
-def _place(config: Config, engine: LocalEngine | Spark) -> Place:
+def _place(config: Config, engine: LocalEngine | Spark) -> TableFolder:
     folder = local_folder(config.tables.url)
     if folder is not None:
-        return LocalPlace(folder)
+        return LocalFolder(folder)
     assert isinstance(engine, Spark)
-    return HadoopPlace(config.tables.url, engine.context)
+    return HadoopFolder(config.tables.url, engine.context)
 
 
 def _identity(data_dir: Path) -> str:
@@ -109,7 +109,7 @@ def plan(config: Config, topics: list[Wanted], engine: LocalEngine | Spark,
 
 
 def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[Wanted], tell: Tell,
-           ends: float = math.inf) -> list[dict[str, Any]]:
+           ends: float = math.inf) -> list[TableReport]:
     """Export topics; return a report for each table.  Raises CannotRun, CatalogueError, OSError."""
     folder = local_folder(config.tables.url) if config.tables.format == PARQUET else None
     base = folder if folder is not None else config.data_dir / "nightly"
@@ -138,40 +138,47 @@ def _tell_known(broker: BrokerSocket, planned: Planned) -> None:
             broker.exported(partition_id, str(name), position)
 
 
-def _keep(data_dir: Path, reports: list[dict[str, Any]]) -> None:
+def _keep(data_dir: Path, reports: list[TableReport]) -> None:
     tables = known_tables(data_dir)
     for report in reports:
         if report["table"]:
+            topic = names.parse(report["topic"])
+            if topic.is_scalable:      # a regular topic that was made scalable has left its table to it
+                tables.pop(f"{topic.regular} {report['content']}", None)
             tables[f"{report['topic']} {report['content']}"] = {
-                name: report[name] for name in ("topic", "content", "positions")} | report["table"]
+                "topic": report["topic"], "content": report["content"], "positions": report["positions"],
+                **report["table"]}
     write_anew(data_dir / TABLES, json.dumps(tables).encode())
 
 
 def listed(config: Config) -> list[dict[str, Any]]:
     """Return a row for each table, with the messages that are not in it yet.  Raises CatalogueError."""
-    catalogue = confirmed.open_catalogue(config.data_dir)
-    try:
-        ids = {text: partition_id for partition_id, text in catalogue.partitions.all()}
-    finally:
-        catalogue.close()
-    return [table | {"behind": _behind(config.data_dir, table, ids)}
-            for _, table in sorted(known_tables(config.data_dir).items())]
+    with contextlib.closing(confirmed.open_catalogue(config.data_dir)) as catalogue:
+        ids: dict[TopicName, dict[str, int]] = {}
+        for partition_id, text in catalogue.partitions.all():
+            ids.setdefault(catalogue.topics.whole(names.parse(text)), {})[text] = partition_id
+        tables = [table for _, table in sorted(known_tables(config.data_dir).items())]
+        topics = [catalogue.topics.whole(names.parse(table["topic"])) for table in tables]
+    return [table | {"behind": _behind(config.data_dir, table, ids.get(topic, {}))}
+            for table, topic in zip(tables, topics, strict=True)]
 
 
 def _behind(data_dir: Path, table: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
-    """Return how many committed messages of its topic a table does not have, None for a compacted one."""
+    """Return how many committed messages of its topic a table does not have, None for a compacted one.
+
+    ids: of the topic's partitions, by their names.
+    """
     if table["content"] != MESSAGES:
         return None
-    base, behind = names.parse(table["topic"]), 0
+    behind = 0
     for text, partition_id in ids.items():
-        if names.parse(text).base == base:
-            position: Position = NOWHERE
-            if (at := table["positions"].get(text)) is not None:
-                ledger_id, entry_id = at.split(":")
-                position = int(ledger_id), int(entry_id)
-            try:
-                end = confirmed.committed_up_to(data_dir, partition_id)
-                behind += nightly.news(format.partition_folder(data_dir, partition_id), partition_id, position, end)[1]
-            except (CorruptFile, OSError):
-                continue
+        position: Position = NOWHERE
+        if (at := table["positions"].get(text)) is not None:
+            ledger_id, entry_id = at.split(":")
+            position = int(ledger_id), int(entry_id)
+        try:
+            end = confirmed.committed_up_to(data_dir, partition_id)
+            behind += nightly.news(format.partition_folder(data_dir, partition_id), partition_id, position, end)[1]
+        except (CorruptFile, OSError):
+            continue
     return behind

@@ -59,6 +59,11 @@ def night_progress(night: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def schedule(one: Mapping[str, Any]) -> str:
+    """Return when a schedule publishes, by its object of REST."""
+    return f"{one['cron']} {one['time_zone']}" if "cron" in one else f"every {length(one['every'] / 1_000)}"
+
+
 def short(topic: str) -> str:
     """Return a topic's name as tables show it: a persistent topic without its domain."""
     return topic.removeprefix("persistent://")

@@ -6,17 +6,66 @@ together, with their numbers added.
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypedDict
 
-from geminga.supervisor.configuration.units import instant
-from geminga.supervisor.pulsar_client.rest import plain
+from geminga.storage.runtime.units import instant
 from geminga.supervisor.wording.human import ago, count, length, short
+from geminga.workers.pulsar_client.rest import plain
 
 _CURSOR = "pulsar.repl."      # replication cursors; proto/names.py has it too, and loads protobuf, which takes long
 _SHOWN_MAX = 10              # consumers and ids that are listed
 _SUMMED = ("messages", "held_back")
-Standstill = dict[str, Any]
-Cause = dict[str, Any]
+Cause = dict[str, Any]       # {"cause": ..., and details}
+
+
+class Holder(TypedDict):
+    """A consumer, and what it holds; see Holder in storage/admin/figures.py."""
+
+    name: str
+    address: str
+    library: str
+    connected_ms: int
+    acknowledged_ms: int
+    consumed_ms: int
+    messages: int
+    permits: int
+    is_active: bool
+
+
+class Standstill(TypedDict):
+    """The state of a subscription of one partition, or of all; see Standstill in storage/admin/questions.py."""
+
+    topic: str
+    subscription: str
+    type: str
+    backlog: int
+    oldest_ms: int | None
+    messages: dict[str, int]
+    causes: list[Cause]
+    consumers: list[Holder]
+    consumer_count: int
+    waiting: dict[str, int]
+
+
+def backlog_of(partitions: list[Standstill]) -> int:
+    """Return the number of unacknowledged messages, of entries where messages are not counted."""
+    return sum(part["messages"].get("backlog", part["backlog"]) for part in partitions)
+
+
+def holders_of(partitions: list[Standstill]) -> list[Holder]:
+    """Return the consumers, those of all partitions as one, with the most unacknowledged messages first."""
+    holders: dict[tuple[str, str], Holder] = {}
+    for holder in (holder for part in partitions for holder in part["consumers"]):
+        before = holders.get((holder["name"], holder["address"]))
+        if before is None:
+            holders[holder["name"], holder["address"]] = holder.copy()
+            continue
+        before["messages"] += holder["messages"]
+        before["permits"] += holder["permits"]
+        before["is_active"] |= holder["is_active"]
+        before["acknowledged_ms"] = max(before["acknowledged_ms"], holder["acknowledged_ms"])
+        before["consumed_ms"] = max(before["consumed_ms"], holder["consumed_ms"])
+    return sorted(holders.values(), key=lambda holder: -holder["messages"])
 
 
 def tell(partitions: list[Standstill], topic: str, subscription: str) -> list[str]:
@@ -26,6 +75,8 @@ def tell(partitions: list[Standstill], topic: str, subscription: str) -> list[st
     lines = [f"{plain(topic)}, subscription {plain(subscription)} ({whole['type']}): {_backlog(whole)}"]
     if whole["messages"]:
         lines.append("  " + _account(whole["messages"]))
+    if any(whole["waiting"].values()):
+        lines.append("  " + _by_priority(whole["waiting"]))
     for group in groups:
         indent = "  "
         if len(groups) > 1:
@@ -43,9 +94,10 @@ def in_short(partitions: list[Standstill]) -> str:
 
 
 def reason(partitions: list[Standstill]) -> str:
-    """Return a sentence about the first thing that is in a subscription's way, "" if nothing is."""
+    """Return a sentence about one thing that is in a subscription's way, a damaged part before others; "" if none."""
     whole = _merged(partitions)
     causes = [cause for cause in whole["causes"] if cause["cause"] != "no backlog"]
+    causes.sort(key=lambda cause: cause["cause"] != "unusable files")
     return _sentence(causes[0], whole) if causes else ""
 
 
@@ -54,16 +106,17 @@ def reason(partitions: list[Standstill]) -> str:
 def _alike(partitions: list[Standstill]) -> list[list[Standstill]]:
     """Return partitions in groups with the same causes and consumers; those with a cause come first."""
     groups: dict[Any, list[Standstill]] = {}
-    for one in partitions:
-        causes = frozenset((cause["cause"], cause.get("consumer")) for cause in one["causes"])
-        groups.setdefault(causes, []).append(one)
+    for part in partitions:
+        causes = frozenset((cause["cause"], cause.get("consumer")) for cause in part["causes"]
+                           if cause["cause"] != "schedule")
+        groups.setdefault(causes, []).append(part)
     idle = frozenset({("no backlog", None)})
     return [groups[key] for key in sorted(groups, key=lambda key: key == idle)]
 
 
 def _partitions(group: list[Standstill]) -> str:
-    """Return the numbers of a group's partitions, such as "partitions 0, 2 to 4"."""
-    numbers = sorted(int(one["topic"].rpartition("-")[2]) for one in group)
+    """Return the numbers of a group's partitions or segments, such as "partitions 0, 2 to 4"."""
+    numbers = sorted(int(part["topic"].rpartition("-")[2]) for part in group)
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -71,21 +124,24 @@ def _partitions(group: list[Standstill]) -> str:
         else:
             runs.append([number, number])
     texts = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs]
-    return f"partition{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
+    kind = "segment" if group[0]["topic"].startswith("segment://") else "partition"
+    return f"{kind}{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
 
-_TOLD_APART = "cause", "consumer", "key", "hash", "message", "rule", "waiting", "transaction"
+_TOLD_APART = "cause", "consumer", "key", "hash", "message", "rule", "waiting", "transaction", "error", "schedule"
 
 
 def _merged(group: list[Standstill]) -> Standstill:
     """Return partitions as one: numbers are added, the oldest times kept, causes and consumers told once."""
     causes: dict[Any, Cause] = {}
-    consumers: dict[tuple[str, str], dict[str, Any]] = {}
     account: dict[str, int] = {}
-    for one in group:
-        for name, number in one["messages"].items():
+    waiting: dict[str, int] = {}
+    for part in group:
+        for name, number in part.get("waiting", {}).items():      # a broker of an older version does not say it
+            waiting[name] = waiting.get(name, 0) + number
+        for name, number in part["messages"].items():
             account[name] = account.get(name, 0) + number
-        for cause in one["causes"]:
+        for cause in part["causes"]:
             key = tuple(cause.get(name) for name in _TOLD_APART)
             if key not in causes:
                 causes[key] = dict(cause)
@@ -97,21 +153,14 @@ def _merged(group: list[Standstill]) -> Standstill:
             for name in ("until_ms", "since_ms"):
                 if name in cause:
                     before[name] = min(before[name], cause[name])
-        for consumer in one["consumers"]:
-            known = consumers.get((consumer["name"], consumer["address"]))
-            if known is None:
-                consumers[consumer["name"], consumer["address"]] = dict(consumer)
-                continue
-            known["messages"] += consumer["messages"]
-            known["is_active"] |= consumer["is_active"]
-            for name in ("acknowledged_ms", "consumed_ms"):
-                known[name] = max(known[name], consumer[name])
-    holders = sorted(consumers.values(), key=lambda holder: -holder["messages"])
-    return {"subscription": group[0]["subscription"], "messages": account, "causes": list(causes.values()),
-            "type": next((one["type"] for one in group if one["type"] != "None"), "type not known"),
-            "backlog": sum(one["backlog"] for one in group), "consumers": holders,
-            "consumer_count": max([len(holders), *(one["consumer_count"] for one in group)]),
-            "oldest_ms": min((one["oldest_ms"] for one in group if one["oldest_ms"]), default=None)}
+    holders = holders_of(group)
+    return {"topic": group[0]["topic"], "subscription": group[0]["subscription"], "messages": account,
+            "waiting": waiting,
+            "causes": list(causes.values()),
+            "type": next((part["type"] for part in group if part["type"] != "None"), "type not known"),
+            "backlog": sum(part["backlog"] for part in group), "consumers": holders,
+            "consumer_count": max([len(holders), *(part["consumer_count"] for part in group)]),
+            "oldest_ms": min((part["oldest_ms"] for part in group if part["oldest_ms"]), default=None)}
 
 
 # -- sentences
@@ -137,6 +186,12 @@ def _account(messages: dict[str, int]) -> str:
     return f"{published}: {', '.join([*parts, count(messages['backlog']) + ' in the backlog'])}."
 
 
+def _by_priority(waiting: dict[str, int]) -> str:
+    parts = [f"{count(number)} of priority {priority}" for priority, number in sorted(waiting.items(), reverse=True)
+             if number]
+    return f"The highest priority is next: {', '.join(parts)}."
+
+
 def _group(whole: Standstill, topic: str) -> list[str]:
     """Return the lines about one group of partitions: causes with next steps, then the consumers that hold messages."""
     lines = []
@@ -153,8 +208,8 @@ def _group(whole: Standstill, topic: str) -> list[str]:
             lines.append(_sentence(cause, whole))
             if step := _next_step(cause, whole, topic):
                 lines.append(step)
-    holding = [one for one in whole["consumers"] if one["messages"]]
-    lines += [_holder(one) for one in holding[:_SHOWN_MAX]]
+    holding = [holder for holder in whole["consumers"] if holder["messages"]]
+    lines += [_holder(holder) for holder in holding[:_SHOWN_MAX]]
     if len(holding) > _SHOWN_MAX:
         lines.append(f"{len(holding) - _SHOWN_MAX} other consumers hold messages.")
     return lines
@@ -162,24 +217,26 @@ def _group(whole: Standstill, topic: str) -> list[str]:
 
 def _consumer(name: str, whole: Standstill) -> str:
     """Return a consumer as people know it: its name, with address and library."""
-    for one in whole["consumers"]:
-        if one["name"] == name:
-            where = ", ".join(plain(text) for text in (one["address"], one["library"]) if text)
-            return f"consumer {plain(name)} ({where})" if where else f"consumer {plain(name)}"
-    return f"consumer {plain(name)}"
+    return next((_described(holder) for holder in whole["consumers"] if holder["name"] == name),
+                f"consumer {plain(name)}")
+
+
+def _described(holder: Holder) -> str:
+    where = ", ".join(plain(text) for text in (holder["address"], holder["library"]) if text)
+    return f"consumer {plain(holder['name'])}" + (f" ({where})" if where else "")
 
 
 def _address(name: str | None, whole: Standstill) -> str:
-    return next((one["address"] for one in whole["consumers"] if one["name"] == name), "")
+    return next((holder["address"] for holder in whole["consumers"] if holder["name"] == name), "")
 
 
-def _holder(one: dict[str, Any]) -> str:
+def _holder(holder: Holder) -> str:
     """Return a line about a consumer that holds messages."""
-    last_ms = one["acknowledged_ms"]
+    last_ms = holder["acknowledged_ms"]
     since = f"it last acknowledged {ago(last_ms)} ago" if last_ms else "it has acknowledged nothing"
-    standby = "" if one["is_active"] else ", as a standby"
-    return f"{_capital(_consumer(one['name'], {'consumers': [one]}))} holds {_messages(one['messages'], '')}; " \
-           f"{since}, and is connected for {ago(one['connected_ms'])}{standby}."
+    standby = "" if holder["is_active"] else ", as a standby"
+    return f"{_capital(_described(holder))} holds {_messages(holder['messages'], '')}; " \
+           f"{since}, and is connected for {ago(holder['connected_ms'])}{standby}."
 
 
 def _capital(text: str) -> str:
@@ -208,6 +265,8 @@ def _no_acknowledgements(cause: Cause, whole: Standstill) -> str:
     if "consumer" in cause:
         return f"everything is delivered to {_consumer(cause['consumer'], whole)}, which has to acknowledge."
     if not whole["consumers"] or not cause.get("messages"):
+        if any(other["cause"] == "dead letters" for other in whole["causes"]):
+            return "nothing else waits for consumers, unless they have just given it back."
         return "everything is delivered, and nobody holds it: it is about to be delivered again."
     return f"everything is delivered: {_messages(cause['messages'])} with consumers that have to acknowledge."
 
@@ -273,9 +332,32 @@ def _chunks(cause: Cause, whole: Standstill) -> str:
     return f"{what} for permits of consumer {plain(cause['consumer'])}, which has the first ones of the messages."
 
 
+def _dead_letters(cause: Cause, whole: Standstill) -> str:
+    what = f"{count(cause['entries'])} dead letter{' is' if cause['entries'] == 1 else 's are'}"
+    if cause["error"]:
+        return f"{what} kept here, because the last attempt to move them failed: {plain(cause['error'])}."
+    return f"{what} on the way to the dead letter topic."
+
+
+def _schedule(cause: Cause, whole: Standstill) -> str:
+    said = f"schedule {plain(cause['schedule'])}"
+    dropped = f"; {count(cause['dropped'])} planned times were dropped" if cause["dropped"] else ""
+    last = f"; its last message was for {cause['last']}" if cause["last"] else ""
+    if cause["waiting"]:
+        return f"{said} cannot publish, and tries again: {plain(cause['waiting'])}{last}{dropped}."
+    if cause["paused"] or not cause["next"]:
+        why = "is paused" if cause["paused"] else "has no more times"
+        return f"{said} publishes nothing, as it {why}{last}{dropped}."
+    return f"{said} publishes next at {cause['next']}{last}{dropped}."
+
+
 _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "no backlog": lambda cause, whole: "there is nothing to deliver.",
     "end of topic": lambda cause, whole: "the topic is terminated, and everything in it is acknowledged.",
+    "unusable files": lambda cause, whole: f"its files cannot be used, and it is refused: {plain(cause['error'])}.",
+    "sealed segments": lambda cause, whole:
+        f"stream consumers get it when everything in segment {' and '.join(map(str, cause['segments']))} is "
+        "acknowledged.",
     "no consumer": _no_consumer, "no permits": _no_permits, "no acknowledgements": _no_acknowledgements,
     "unacknowledged messages of a consumer": _too_many,
     "unacknowledged messages of the subscription": _too_many_together,
@@ -284,7 +366,12 @@ _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "chunks": _chunks,
     "dispatch rate": _rate, "publish rate": _rate, "open transaction": _open_transaction,
     "acknowledged in a transaction": _pending,
+    "filter": lambda cause, whole:
+        f"{_messages(cause['messages'], '')} since the topic was opened did not match its filter, "
+        f"{plain(cause['filter'])}.",
     "parked": lambda cause, whole: "messages are in quarantine.",
+    "dead letters": _dead_letters,
+    "schedule": _schedule,
     "no replicator": lambda cause, whole:
         f"no replicator reads the topic for cluster {plain(cause['cluster'])}{_reason(cause)}.",
     "no answer of the cluster": lambda cause, whole:
@@ -317,6 +404,8 @@ def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     if kind in ("no replicator", "no answer of the cluster"):
         return f"See its addresses: geminga admin clusters get {shlex.quote(cause['cluster'])}; give up what it does " \
                f"not have: geminga admin topics clear-backlog {words} -s {shlex.quote(whole['subscription'])}"
+    if kind == "schedule" and cause["paused"]:
+        return f"Let it go on: geminga schedule resume {words} {shlex.quote(cause['schedule'])}"
     if kind == "dispatch rate" and whole["subscription"].startswith(_CURSOR):
         return f"See the rate: geminga admin topicPolicies get-replicator-dispatch-rate {words}"
     if kind == "dispatch rate":
@@ -324,12 +413,12 @@ def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     return ""
 
 
-def lines_of_all(told: list[list[Standstill]], topic: str) -> Iterator[str]:
-    """Yield the lines about all subscriptions of a topic, in short.  told: the answers about each of them."""
-    if not told:
+def lines_of_all(subscriptions: list[list[Standstill]], topic: str) -> Iterator[str]:
+    """Yield the lines about all subscriptions of a topic, in short."""
+    if not subscriptions:
         yield f"{plain(topic)} has no subscriptions."
         return
     yield f"{plain(topic)}:"
-    for partitions in told:
+    for partitions in subscriptions:
         yield f"  {in_short(partitions)}"
     yield f"More about one: geminga why {shlex.quote(topic)} SUBSCRIPTION"

@@ -12,6 +12,7 @@ import multiprocessing as mp
 import time
 
 import numpy as np
+import sends
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 
@@ -43,18 +44,18 @@ class Producer:
         # (bytes of receipts, how many, when they came); decoded at the end
         self.receipts: list[tuple[bytes, int, float]] = []
 
-    def _block(self, name: str) -> wire.SendBlock:
+    def _block(self, name: str) -> sends.SendBlock:
         load = self.load
         payload = b"." * load.size_bytes
-        one = wire.entry(name, payload, load.batch, "key-0000" if load.keys else None)
+        one = sends.entry(name, payload, load.batch, "key-0000" if load.keys else None, ttl=load.ttl)
         rows = max(1, min(BLOCK_ROWS_MAX, load.window, BLOCK_SIZE_MAX // len(one)))
         if load.delay_s is not None:
-            return wire.DelayedBlock(name, payload, rows, self._due_times, producers=len(load.topics))
+            return sends.DelayedBlock(name, payload, rows, self._due_times, producers=len(load.topics))
         if load.keys:
-            entries = [wire.entry(name, payload, load.batch, f"key-{row % load.keys:04d}") for row in range(rows)]
+            entries = [sends.entry(name, payload, load.batch, f"key-{row % load.keys:04d}") for row in range(rows)]
         else:
-            entries = [wire.entry(name, payload, load.batch)] * rows
-        return wire.SendBlock(entries, batch=load.batch, producers=len(load.topics))
+            entries = [sends.entry(name, payload, load.batch, ttl=load.ttl)] * rows
+        return sends.SendBlock(entries, batch=load.batch, producers=len(load.topics))
 
     def _due_times(self, first: int, count: int) -> NDArray[np.int64]:
         least, most = self.load.delay_s
@@ -144,7 +145,7 @@ class Consumer:
         self.is_cumulative = load.kind in ("exclusive", "failover")
         count = len(load.topics)
         self.used = [0] * count                             # messages since the last FLOW of each consumer
-        self.newest = np.zeros((count, wire.MESSAGE_ID_SIZE_MAX), np.uint8)
+        self.newest = np.zeros((count, sends.MESSAGE_ID_SIZE_MAX), np.uint8)
         self.is_owed = np.zeros(count, bool)                # whether a consumer has a newest id to acknowledge
         self.individual: list[list[bytes]] = [[] for _ in load.topics]
         self.individual_count = 0
@@ -198,7 +199,7 @@ class Consumer:
         data, count = self.link.data, len(self.load.topics)
         if count == 1 and self.is_cumulative:
             at = int(starts[-1]) + wire.MESSAGE_ID_AT
-            self.newest[0] = data[at : at + wire.MESSAGE_ID_SIZE_MAX]
+            self.newest[0] = data[at : at + sends.MESSAGE_ID_SIZE_MAX]
             self.is_owed[0] = True
             self._count_used(0, len(starts))
             return
@@ -207,7 +208,7 @@ class Consumer:
             last = np.full(count, -1)
             last[consumers] = starts            # numpy keeps the last value of repeated indices
             touched = np.flatnonzero(last >= 0)
-            self.newest[touched] = data[last[touched, None] + wire.MESSAGE_ID_AT + np.arange(wire.MESSAGE_ID_SIZE_MAX)]
+            self.newest[touched] = data[last[touched, None] + wire.MESSAGE_ID_AT + np.arange(sends.MESSAGE_ID_SIZE_MAX)]
             self.is_owed[touched] = True
         else:
             for at in np.unique(consumers):
@@ -240,7 +241,7 @@ class Consumer:
         for at in np.flatnonzero(self.is_owed):
             newest = self.newest[at]
             size = int(newest[0])
-            assert size < wire.MESSAGE_ID_SIZE_MAX
+            assert size < sends.MESSAGE_ID_SIZE_MAX
             self.link.put(wire.acknowledge(wire.ID_FIRST + int(at), wire.CUMULATIVE,
                                            b"\x1a" + newest[: size + 1].tobytes()))
         self.is_owed[:] = False
@@ -256,7 +257,7 @@ class Consumer:
         """
         self._acknowledge()
         for at, topic in enumerate(self.load.topics if self.load.consumers == 1 else ()):
-            self.link.ask(f"unsubscribing from {topic}", wire.unsubscribe(wire.ID_FIRST + at, self.link.request_id()),
+            self.link.ask(f"unsubscribing from {topic}", sends.unsubscribe(wire.ID_FIRST + at, self.link.request_id()),
                           wire.SUCCESS)
         while self.link.outbox:
             self.link.receive(0.1)

@@ -9,6 +9,7 @@ import socket
 from itertools import count
 
 import numpy as np
+import sends
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 
@@ -36,7 +37,7 @@ class Crowd:
         self.inboxes = [b""] * load.crowd
         for first in range(0, load.crowd, AT_ONCE):
             self._open(first, min(load.crowd, first + AT_ONCE))
-        self.block = wire.SendBlock([wire.entry(self.name, b"." * load.size_bytes)], batch=1, producers=1)
+        self.block = sends.SendBlock([sends.entry(self.name, b"." * load.size_bytes)], batch=1, producers=1)
         self.sent_at: list[float] = []
         self.confirmed_at: list[float] = []
 
@@ -103,6 +104,6 @@ class Crowd:
             elif wire.command_of(got, at)[0] == wire.PING:
                 self.sockets[connection].send(wire.pong())
             else:
-                raise BrokerError(f"a producer was told {wire.NAMES.get(got[at + wire.KIND_AT], 'something else')}")
+                raise BrokerError(f"a producer was told {sends.NAMES.get(got[at + wire.KIND_AT], 'something else')}")
             at += size
         self.inboxes[connection] = got[at:]

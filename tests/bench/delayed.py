@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
+import sends
 
 sys.path.insert(0, str(Path(__file__).parent))
 from clients import Consumer
@@ -290,7 +291,7 @@ class LateConsumer(Consumer):
     def _take(self, starts: np.ndarray) -> None:
         data, now_ms = self.link.data, time.time() * 1000
         ends = starts + 4 + data[starts[:, None] + np.arange(4)].astype(np.int64) @ (1 << np.array([24, 16, 8, 0]))
-        self.late_ms.append(now_ms - wire.deliver_at_of(data, ends, self.load.size_bytes))
+        self.late_ms.append(now_ms - sends.deliver_at_of(data, ends, self.load.size_bytes))
         super()._take(starts)
 
     def run(self) -> dict:

@@ -9,11 +9,13 @@ import multiprocessing as mp
 import ssl
 from dataclasses import dataclass
 
+import sends
+
 from geminga.supervisor.load import link as product
 from geminga.supervisor.load import wire
-from geminga.supervisor.load.link import ANSWER_MAX_S, CLOCK, BrokerError, Refused, told
+from geminga.supervisor.load.link import ANSWER_MAX_S, CLOCK, BrokerError, RequestRefused, reason_of
 
-__all__ = ["ANSWER_MAX_S", "CLOCK", "Board", "BrokerError", "Link", "Load", "Refused"]
+__all__ = ["ANSWER_MAX_S", "CLOCK", "Board", "BrokerError", "Link", "Load", "RequestRefused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Load:
     trusted: str = ""           # file with the authority of the broker's certificate: TLS is spoken
     crowd: int = 0              # connections of each process that produces, each with one producer; see crowd.py
     keys: int = 0               # messages have one of so many keys
+    ttl: str = ""               # messages have the property `geminga.ttl`, and no key
 
 
 class Board:
@@ -67,12 +70,13 @@ class Link(product.Link):
 
     def find(self, topic: str) -> None:
         """The two questions a client asks before it opens a producer or consumer."""
-        found = self.ask(f"metadata of {topic}", wire.partitioned_metadata(topic, self.request_id()),
-                         wire.PARTITIONED_METADATA_RESPONSE)
+        found = self.ask(f"metadata of {topic}", sends.partitioned_metadata(topic, self.request_id()),
+                         sends.PARTITIONED_METADATA_RESPONSE)
         if found.get(3) == 1:
-            raise BrokerError(f"metadata of {topic}: {told(found.get(5, b''))}")
+            raise BrokerError(f"metadata of {topic}: {reason_of(found.get(5, b''))}")
         if found.get(1):
             raise BrokerError(f"{topic} has {found[1]} partitions: only topics without are measured")
-        found = self.ask(f"lookup of {topic}", wire.lookup(topic, self.request_id()), wire.LOOKUP_RESPONSE)
+        found = self.ask(f"lookup of {topic}", sends.lookup(topic, self.request_id()), sends.LOOKUP_RESPONSE)
         if found.get(3) != 1:
-            raise BrokerError(f"lookup of {topic}: {told(found.get(7, b''))} {told(found.get(1, b''))}".rstrip())
+            why = f"{reason_of(found.get(7, b''))} {reason_of(found.get(1, b''))}"
+            raise BrokerError(f"lookup of {topic}: {why}".rstrip())

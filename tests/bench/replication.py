@@ -32,7 +32,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
 from geminga.proto.deliveries import RECEIPT_ROW, receipts
 from geminga.proto.frames import frame
-from geminga.supervisor.replication.frames import whole_frames
+from geminga.workers.replication.frames import whole_frames
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..replication.conftest import replicate

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from link import Load, Refused
+from closed import WARM_UP, ClosedLoop
+from link import Load, RequestRefused
 from load import Figures, measure, measure_backlog, topic_names
-from usage import memory_bytes
+from usage import memory_bytes, thread_seconds
 
 BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000
@@ -18,6 +19,7 @@ PACED_RATE, SLOW_RATE = 2000, 200
 KEYS = 1000
 CROWD_TOPICS = 100
 FAN_OUT = 10
+CLOSED_BURST_S = 0.01       # what a burst of the closed loops takes, about
 # seconds of rest before memory is read; long against the times after which brokers drop cached entries
 SETTLE_S = 5.0
 REFUSED = "refused"
@@ -101,6 +103,20 @@ def _at_a_rate(figures: Figures) -> Cells:
     return cells | {"broker CPU us/message": figures.cpu_us}
 
 
+def closed(broker: Broker, settings: Settings, *, messages: int, topics: int) -> Cells:
+    """Measure bursts of so many messages, each awaited whole."""
+    if broker.pid is None:
+        return {"broker CPU us/message": math.nan}
+    loop = ClosedLoop(_load(broker, topics=topics), messages)
+    loop.run(WARM_UP)
+    bursts = max(1, round(settings.seconds / CLOSED_BURST_S))
+    before = thread_seconds(broker.pid)
+    loop.run(bursts)
+    used = thread_seconds(broker.pid) - before
+    loop.close()
+    return {"broker CPU us/message": used / (bursts * messages) * 1e6}
+
+
 def crowd(broker: Broker, settings: Settings, *, connections: int, rate: float) -> Cells:
     """Measure very many connections that publish a little each."""
     return _at_a_rate(_run(broker, settings, topics=CROWD_TOPICS, crowd=connections, rate=rate, consumers=0))
@@ -144,7 +160,7 @@ def shared(broker: Broker, settings: Settings, *, kind: str) -> Cells:
             figures = _run(broker, settings, kind=kind, keys=KEYS, consumers=consumers)
             some = _throughput(figures) | {"rate to that of Exclusive": figures.arrived_rate / exclusive,
                                            "least share of a consumer": figures.least_share}
-        except Refused as error:
+        except RequestRefused as error:
             say(f"{broker.name} refused: {error}")
             some = dict.fromkeys(("messages/s", "broker CPU us/message"), REFUSED)
         cells |= {label + figure: value for figure, value in some.items()}
@@ -165,6 +181,9 @@ ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
     "topics": (f"publish and consume, {TOPICS} topics", topics),
     "paced": (f"one topic at {PACED_RATE}/s", partial(paced, rate=PACED_RATE)),
     "slow": (f"one topic at {SLOW_RATE}/s", partial(paced, rate=SLOW_RATE)),
+    "closed": ("bursts of 1, one topic", partial(closed, messages=1, topics=1)),
+    "closed_10": ("bursts of 10, one topic", partial(closed, messages=10, topics=1)),
+    "closed_topics": (f"bursts of 50, {TOPICS} topics", partial(closed, messages=50, topics=TOPICS)),
     "steady": (f"one topic at {TOPICS_RATE}/s", partial(paced, rate=TOPICS_RATE)),
     "soak": ("memory after many messages", soak),
     "shared": ("shared subscription", partial(shared, kind="shared")),
@@ -176,7 +195,8 @@ ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
                     many_topics),
     "tls": ("1 KiB by TLS", tls),
 }
-ONLY_WHEN_ASKED = ("soak", "steady", "shared", "key_shared", "fan_out", "crowd", "large_crowd", "many_topics", "tls")
+ONLY_WHEN_ASKED = ("closed", "closed_10", "closed_topics", "soak", "steady", "shared", "key_shared", "fan_out", "crowd",
+                   "large_crowd", "many_topics", "tls")
 
 
 def say(text: str) -> None:

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
+import sends
 from link import CLOCK, Link, Load
 from load import Running, measure, topic_names
 from usage import cpu_seconds, memory_bytes
@@ -42,18 +43,19 @@ MIB = 1 << 20
 
 
 @contextmanager
-def broker() -> Iterator[tuple[str, int, int]]:
+def broker(folder: str) -> Iterator[tuple[str, int, int]]:
     """Start a broker without a limit of unacknowledged messages; yield (host, port, pid)."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {f"GEMINGA_STORAGE_MAX_UNACKED_MESSAGES_PER_{who}": "0"
-                                    for who in ("CONSUMER", "SUBSCRIPTION")}
-        command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
-        command += ["--port", "0", "--http-port", "0"]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
-            assert running.stdout is not None
-            url = next(line.split()[-1] for line in running.stdout if "pulsar://" in line)
-            host, _, port = url.removeprefix("pulsar://").rpartition(":")
+    environment = os.environ | {f"GEMINGA_STORAGE_MAX_UNACKED_MESSAGES_PER_{who}": "0"
+                                for who in ("CONSUMER", "SUBSCRIPTION")}
+    command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
+    command += ["--port", "0", "--http-port", "0"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        url = next(line.split()[-1] for line in running.stdout if "pulsar://" in line)
+        host, _, port = url.removeprefix("pulsar://").rpartition(":")
+        try:
             yield host, int(port), running.pid
+        finally:
             running.terminate()
 
 
@@ -67,7 +69,7 @@ def owners_memory(pid: int) -> int:
     return sum(memory_bytes(owner.pid, "uss") for owner in owners_of(pid))
 
 
-def _collected(link: Link, entries: int) -> list[np.ndarray]:
+def collected(link: Link, entries: int) -> list[np.ndarray]:
     """Take so many messages; return their ids as fields of an ACK, in arrays (n, size) for ids of one size."""
     found: dict[int, list[np.ndarray]] = {}
     while entries:
@@ -94,7 +96,7 @@ def random_order(host: str, port: int, pid: int, entries: int) -> None:
     time.sleep(SETTLE_S)
     before = owners_memory(pid)
     link.put(wire.flow(wire.ID_FIRST, entries))
-    groups = _collected(link, entries)
+    groups = collected(link, entries)
     time.sleep(SETTLE_S)
     out = owners_memory(pid)
     shuffle = np.random.default_rng(1)
@@ -103,13 +105,7 @@ def random_order(host: str, port: int, pid: int, entries: int) -> None:
     shuffle.shuffle(commands)
     half = len(commands) // 2
     began, busy = CLOCK(), cpu_seconds(pid)
-    for command in commands[:half]:
-        link.put(command)
-        while link.outbox:
-            link.receive(0.01)
-    link.ask("statistics",
-             wire.frame(wire.CONSUMER_STATS, wire.number(1, link.request_id()) + wire.number(4, wire.ID_FIRST)),
-             wire.CONSUMER_STATS_RESPONSE)      # this answer comes behind all acknowledgements
+    put_all(link, commands[:half])
     seconds, busy = CLOCK() - began, cpu_seconds(pid) - busy
     link.ask("end", wire.close_consumer(wire.ID_FIRST, link.request_id()), wire.SUCCESS)
     time.sleep(SETTLE_S)
@@ -120,6 +116,17 @@ def random_order(host: str, port: int, pid: int, entries: int) -> None:
           f"private memory of owners: {(out - before) / entries:.2f} bytes an entry while out, "
           f"{(rest - before) / MIB:.1f} MiB in all with "
           f"half of them holes")
+
+
+def put_all(link: Link, commands: list[bytes]) -> None:
+    """Send commands, and wait until the owner has carried them out."""
+    for command in commands:
+        link.put(command)
+        while link.outbox:
+            link.receive(0.01)
+    link.ask("statistics",
+             wire.frame(sends.CONSUMER_STATS, wire.number(1, link.request_id()) + wire.number(4, wire.ID_FIRST)),
+             sends.CONSUMER_STATS_RESPONSE)      # this answer comes behind all acknowledgements
 
 
 def many(host: str, port: int, pid: int) -> None:
@@ -217,7 +224,7 @@ class Crowd:
             return b""
         self._sent, self._sequence = CLOCK(), self._sequence + 1
         return wire.frame(wire.SEND, wire.number(1, 1) + wire.number(2, self._sequence),
-                          wire.entry("witness", b"x", key=f"key-{self._sequence}"))
+                          sends.entry("witness", b"x", key=f"key-{self._sequence}"))
 
     def close(self) -> None:
         for key in list(self._selector.get_map().values()):
@@ -247,7 +254,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows = {"many": lambda *at: many(*at), "random": lambda *at: random_order(*at, asked.entries),
             "idle": lambda *at: idle(*at, asked.idle), "crowd": lambda *at: crowd(*at, asked.crowd)}
-    with broker() as at:
+    with tempfile.TemporaryDirectory() as folder, broker(folder) as at:
         for row in [asked.only] if asked.only else rows:
             rows[row](*at)
 

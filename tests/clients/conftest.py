@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pulsar
 import pytest
 
+from ..harness import HANG_SECONDS
+
 Connect = Callable[..., pulsar.Client]
 
 
@@ -13,9 +15,10 @@ def connect() -> Iterator[Connect]:
     """Yield a function connect(service_url) that returns a client; the client is closed when the test ends."""
     opened: list[pulsar.Client] = []
 
-    def connect(service_url: str, **options: object) -> pulsar.Client:
+    def connect(service_url: str, operation_timeout_seconds: int = HANG_SECONDS, **options: object) -> pulsar.Client:
         # Errors only: a reconnection is a warning, and is what some tests are about.
-        opened.append(pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options))
+        opened.append(pulsar.Client(service_url, operation_timeout_seconds=operation_timeout_seconds,
+                                    logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options))
         return opened[-1]
 
     yield connect

@@ -17,10 +17,11 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, Stopwatch, eventually, partitioned_topic, request, unique_topic
 
 # A killed child is promised to be back in a second; the rest is for what this machine does besides.
 BACK_SECONDS = 3
+SOON_SECONDS = 10
 # Clients wait longer from attempt to attempt (100 ms, 200 ms, ...), so they notice later that it is back.
 RESUME_SECONDS = HANG_SECONDS
 RECEIVE_MS = HANG_MS
@@ -49,7 +50,7 @@ class Traffic:
         # Its backlog is everything: read at the end, from the disk.
         client.subscribe(topic, "audit").close()
         self._consumer = client.subscribe(topic, "live")
-        self._producer = client.create_producer(topic, **producer_options)
+        self._producer = client.create_producer(topic, send_timeout_millis=HANG_MS, **producer_options)
         self._threads = [threading.Thread(target=run) for run in (self._publish, self._receive)]
 
     def __repr__(self) -> str:
@@ -504,12 +505,14 @@ def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
     client = connect(broker.service_url)
     topics = [unique_topic("crash") for _ in range(8)]
     consumers = [client.subscribe(topic, "sub") for topic in topics]
-    producers = [client.create_producer(topic, send_timeout_millis=10_000) for topic in topics]
+    producers = [client.create_producer(topic, send_timeout_millis=HANG_MS) for topic in topics]
     for index in (0, 1):
         kill_and_wait(broker, "owner", index)
         broker.kill("owner", index)
         for producer in producers:
+            watch = Stopwatch()
             producer.send(b"%d" % index)
+            assert watch.seconds() < SOON_SECONDS
     for consumer in consumers:
         seen = set()
         while seen != {b"0", b"1"}:

@@ -50,6 +50,25 @@ def test_a_terminated_topic_is_read_to_its_end(broker, client, connect):
         connect(broker.service_url, operation_timeout_seconds=1).create_producer(topic)
 
 
+def test_a_consumer_at_the_end_of_a_topic_leaves_the_others_of_its_client_alone(broker, client):
+    """The C++ library closes the connection when it is told of the end, over and over."""
+    ended, other = unique_topic("terminated"), unique_topic("other")
+
+    def subscription_of(topic):
+        return json.loads(request("GET", topic_url(broker, topic, "stats"))[1])["subscriptions"]["sub"]
+
+    publish(client.create_producer(ended), bodies_of(1))
+    consumer, beside = earliest(client, ended), earliest(client, other)
+    [before] = subscription_of(other)["consumers"]
+    consumer.acknowledge(receive(consumer, 1)[0])
+    eventually(lambda: subscription_of(ended)["msgBacklog"] == 0)
+    assert request("POST", topic_url(broker, ended, "terminate"))[0] == 200
+    publish(client.create_producer(other), bodies_of(20))
+    receive(beside, 20)
+    [after] = subscription_of(other)["consumers"]
+    assert after["address"] == before["address"]
+
+
 def test_partitions_are_added_under_load(broker, connect):
     """Clients that are connected find partitions that are added later."""
     topic = partitioned_topic(broker.http_url, 2)

@@ -1,8 +1,9 @@
 """The programs in docs/examples do what their page says, run as their readers run them."""
+import itertools
+import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -11,8 +12,9 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import HANG_SECONDS, eventually
+from ..harness import HANG_SECONDS, eventually, free_port, request
 from .java import JavaTools, cache_dir, fetch_jars
+from .test_go_client import BUILD, SETTINGS
 from .test_go_client import SOURCES as GO_MODULE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
@@ -91,6 +93,36 @@ def test_a_program_in_python(name, own):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "subscription", "printed"), [
+    ("celery_like", "pool", "charged: 30"), ("dramatiq_like", "workers", "resized to 30")])
+def test_a_pool_of_workers(own, name, subscription, printed):
+    """A task that fails is tried again, later each time, and is a dead letter then; a schedule adds a task."""
+    kind, topic = name.removesuffix("_like"), f"example-{name.removesuffix('_like')}"
+    admin, place = f"{own.http_url}/admin/v2/persistent/public/default/{topic}", f"persistent/public/default/{topic}"
+    about = {"celery": ("task", "charge"), "dramatiq": ("actor", "resize")}[kind]
+    assert request("PUT", admin)[0] == 204
+    assert request("POST", f"{admin}/messagePriority", b'{"active": true}')[0] == 204
+    assert request("POST", f"{admin}/deadLetter", b'{"maxRedeliverCount": 1}')[0] == 204
+    schedule = {"cron": "0 18 * * MON-FRI", "message": {"payload": '["30"]', "properties": dict([about])}}
+    url = f"{own.http_url}/ops/v1/schedules/{place}/evening"
+    assert request("PUT", url, json.dumps(schedule).encode())[0] in (200, 201, 204)
+    client = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    letters = client.subscribe(f"{topic}-{subscription}-DLQ", "inspection")
+    with subprocess.Popen([sys.executable, EXAMPLES / f"python/{name}.py"], env=environment(own), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
+        try:
+            letter = letters.receive(timeout_millis=1_000 * HANG_SECONDS)
+            assert json.loads(letter.data()) == ["ten"] and letter.properties()["geminga.priority"] == "9"
+            assert request("POST", f"{url}/run")[0] in (200, 204)
+            lines = list(itertools.takewhile(lambda line: line != f"{printed}\n", worker.stdout))
+        finally:
+            worker.kill()
+            client.close()
+    failures = [line for line in lines if line.startswith("failed: ")]
+    assert len(failures) == 4      # at once, after 0.3 s, after 0.9 s, and once more when it was given back
+
+
+@pytest.mark.slow
 def test_a_killed_publisher_is_run_once_more_without_duplicates(own):
     """The program of exactly-once publishing stores nothing when it is run again as a whole."""
     program = EXAMPLES / "python/exactly_once.py"
@@ -100,9 +132,7 @@ def test_a_killed_publisher_is_run_once_more_without_duplicates(own):
 
 @pytest.mark.slow
 def test_the_service_publishes_what_is_posted_and_counts_it(own):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "fastapi_service:app", "--port", str(port), "--log-level", "warning"]
     service = subprocess.Popen(command, cwd=EXAMPLES / "python", env=environment(own), stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/clicks"
@@ -148,7 +178,7 @@ def test_a_program_in_java(program, own, tmp_path, monkeypatch):
     check(program, java.program(program).splitlines())
 
 
-GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -buildvcs=false"}
+GO_SETTINGS = {**SETTINGS, "GOFLAGS": "-mod=mod"}
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +201,7 @@ def go_module(tmp_path_factory):
 @pytest.mark.parametrize("program", sorted(EXAMPLES.glob("go/*")), ids=lambda path: path.stem)
 def test_a_program_in_go(program, own, go_module):
     shutil.copy(program, go_module)
-    subprocess.run(["go", "build", "-o", program.stem, program.name], cwd=go_module, env=os.environ | GO_SETTINGS,
+    subprocess.run([*BUILD, "-o", program.stem, program.name], cwd=go_module, env=os.environ | GO_SETTINGS,
                    check=True, timeout=600)
     check(program, output_of([go_module / program.stem], own))
 
@@ -185,8 +215,8 @@ def node_modules():
     if not (folder / "installed").exists():
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            done = subprocess.run(["npm", "install", "--no-audit", "--no-fund", "pulsar-client"], cwd=folder, text=True,
-                                  capture_output=True, timeout=300, check=False)
+            command = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "pulsar-client"]
+            done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=300, check=False)
         except subprocess.TimeoutExpired:
             pytest.skip("npm did not install the Node client within 300 s")
         if done.returncode:

@@ -17,10 +17,10 @@ from geminga.storage.jobs.source import register
 
 from ..harness import COMMAND, HANG_MS, Broker, unique_topic
 
-pytestmark = pytest.mark.spark
+# storage/jobs/test_source.py and supervisor/test_nightly.py show the same of a few messages.
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 LONG_MS = HANG_MS
-A_WEEK = 6_099
 A_QUARTER = 80_789      # from January to March
 
 
@@ -34,9 +34,8 @@ class Flight(Record):
     dep_delay = Integer()
 
 
-@pytest.fixture(scope="module", params=[A_WEEK, pytest.param(A_QUARTER, marks=pytest.mark.nightly)],
-                ids=["a_week", "a_quarter"])
-def flights(request) -> pa.Table:
+@pytest.fixture(scope="module")
+def flights() -> pa.Table:
     """Return the first of the flights, which are in the order of their times; unknown planes and delays of cancelled
     flights are null.
     """
@@ -45,7 +44,7 @@ def flights(request) -> pa.Table:
         text = archive.read("flights.csv")
     options = pyarrow.csv.ConvertOptions(include_columns=list(Flight._fields), null_values=["NA"],
                                          strings_can_be_null=True)
-    return pyarrow.csv.read_csv(io.BytesIO(text), convert_options=options)[:request.param]
+    return pyarrow.csv.read_csv(io.BytesIO(text), convert_options=options)[:A_QUARTER]
 
 
 @pytest.fixture(scope="module")

@@ -256,11 +256,3 @@ def test_a_bound_holds_over_all_workers(start_broker: Callable[..., Broker], tmp
     place.write_text("brokerMaxConnections=0\n")
     assert subprocess.run([GEMINGA, "reload", "--data-dir", str(broker.data_dir)], timeout=HANG_SECONDS).returncode == 0
     assert admitted(broker) and admitted(broker)
-
-
-def test_an_address_has_a_bound_of_its_own(start_broker: Callable[..., Broker], tmp_path, admitted: Admit):
-    place = tmp_path / "geminga.conf"
-    place.write_text("brokerMaxConnectionsPerIp=4\n")
-    broker = start_broker("--config", str(place), "--workers", "2")
-    peers = [admitted(broker, source) for source in ("127.0.0.5", "127.0.0.6") for _ in range(8)]
-    assert [peer is not None for peer in peers] == 2 * (4 * [True] + 4 * [False])

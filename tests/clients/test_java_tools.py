@@ -134,9 +134,12 @@ def test_java_reads_what_python_cut_into_chunks(client, java):
 def test_java_administrates_partitioned_topics(broker, java):
     """Pulsar's tool creates a partitioned topic, reads its metadata and looks it up over REST."""
     topic = unique_topic("java")
-    java.admin("topics", "create-partitioned-topic", topic, "-p", "4")
-    assert re.search(r'"partitions"\s*:\s*4', java.admin("topics", "get-partitioned-topic-metadata", topic))
-    assert broker.service_url in java.admin("topics", "lookup", f"{topic}-partition-0")
+    made, metadata, place = java.admin_all([f"topics {words}" for words in (
+        f"create-partitioned-topic {topic} -p 4", f"get-partitioned-topic-metadata {topic}",
+        f"lookup {topic}-partition-0")])
+    assert [made[0], metadata[0], place[0]] == [0, 0, 0]
+    assert re.search(r'"partitions"\s*:\s*4', metadata[1])
+    assert broker.service_url in place[1]
 
 
 def test_java_administrates_transactions(broker, java):

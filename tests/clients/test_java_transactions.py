@@ -11,7 +11,6 @@ import queue
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ from .java import JavaTools, fetch_jars
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 OWN_OPTIONS = "--owners", "2", "--workers", "2"
-SOURCES = Path(__file__).parent / "java_sources" / "transactions"
 ANSWER_SECONDS = 180
 TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 SCENARIOS = {
@@ -110,7 +108,7 @@ def program(broker, request, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     jars = fetch_jars()
     used = request.getfixturevalue("own") if isinstance(broker, Broker) else broker
     java = JavaTools(jars, tmp_path_factory.mktemp("java"), used.service_url, used.http_url)
-    started = Program(java.start(tmp_path_factory.mktemp("classes"), SOURCES, "Scenarios", used.http_url), used)
+    started = Program(java.start(tmp_path_factory.mktemp("classes"), "Scenarios", used.http_url), used)
     yield started
     started.close()
 

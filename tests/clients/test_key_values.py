@@ -13,7 +13,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import HANG_SECONDS, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, request, unique_topic
 from .java import JavaTools, fetch_jars
 from .test_administration import topic_url
 from .test_go_client import build, go  # noqa: F401  (a fixture)
@@ -99,7 +99,7 @@ class Traffic:
 
     def _run(self) -> None:
         number = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(LOAD_PAUSE_SECONDS):
             number += 1
             pair = f"traffic-{number % 20}", f"value {number}"
             self._producer.send(pair[1].encode(), partition_key=pair[0])

@@ -12,9 +12,9 @@ import pulsar
 import pytest
 
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.workers.pulsar_client import key_hashing
 
-from ..harness import partitioned_topic
+from ..harness import HANG_MS, partitioned_topic
 from .java import JavaTools, fetch_jars
 from .test_go_client import build, go  # noqa: F401  (a fixture)
 from .test_key_values import PROGRAM
@@ -23,14 +23,6 @@ from .test_key_values import PROGRAM
 KEYS = ["a", "ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi", "x" * 50, "polygenelubricants", "Straße", "ключ",
         "日本語", "🔑", *(f"order-{number}" for number in range(12))]
 PARTITIONS = 7      # no power of two: with one a hash's highest bit makes no difference
-WAIT_S = 60
-
-
-@pytest.fixture
-def client(broker):
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 def places(client, topic) -> dict[str, int]:
@@ -39,7 +31,7 @@ def places(client, topic) -> dict[str, int]:
     for number in range(PARTITIONS):
         reader = client.create_reader(f"{topic}-partition-{number}", pulsar.MessageId.earliest)
         while reader.has_message_available():
-            found[reader.read_next(WAIT_S * 1000).partition_key()] = number
+            found[reader.read_next(HANG_MS).partition_key()] = number
         reader.close()
     return found
 

@@ -1,6 +1,5 @@
 """Policies of namespaces and topics, tenants and namespaces, over HTTP; and what clients see of them."""
 import json
-import time
 import uuid
 
 import pulsar
@@ -8,7 +7,7 @@ import pytest
 
 from ..harness import Stopwatch, eventually, partitioned_topic, request, unique_topic
 from .test_administration import topic_url
-from .test_python_client import RECEIVE_MS, bodies_of, data_of, earliest, publish, receive
+from .test_python_client import RECEIVE_MS, bodies_of, publish
 
 
 @pytest.fixture
@@ -46,32 +45,6 @@ def reason(text):
 
 QUOTA = {"limit": 1024, "limitSize": 1024, "limitTime": 0, "policy": "producer_exception"}
 RETENTION = {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20}
-
-
-@pytest.mark.parametrize(("path", "value"), [("retention", RETENTION), ("messageTTL", 60), ("deduplication", True)])
-def test_a_namespaces_policy_is_set_shown_and_taken_away(broker, namespace, path, value):
-    url = namespace_url(broker, namespace, path)
-    assert sent("GET", url) == (200, None)
-    assert sent("POST", url, value) == (204, None)
-    assert sent("GET", url) == (200, value)
-    assert sent("DELETE", url) == (204, None)
-    assert sent("GET", url) == (200, None)
-    assert sent("GET", namespace_url(broker, "public/nowhere", path)) == (404, reason("Namespace does not exist"))
-
-
-@pytest.mark.parametrize(("path", "of_namespace", "value", "default"), [
-    ("retention", "retention", RETENTION, {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}),
-    ("deduplicationEnabled", "deduplication", True, False),
-])
-def test_a_topics_policy_is_stronger_than_its_namespaces(broker, namespace, topic, path, of_namespace, value, default):
-    url, applied = topic_url(broker, topic, path), topic_url(broker, topic, f"{path}?applied=true")
-    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, default))
-    assert sent("POST", namespace_url(broker, namespace, of_namespace), value) == (204, None)
-    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, value))
-    assert sent("POST", url, default) == (204, None)
-    assert (sent("GET", url), sent("GET", applied)) == ((200, default), (200, default))
-    assert sent("DELETE", topic_url(broker, topic, "policies")) == (204, None)
-    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, value))
 
 
 def test_a_topics_ttl_is_said_in_the_query(broker, topic):
@@ -122,23 +95,6 @@ def test_policies_are_of_topics_not_of_their_partitions(broker):
     missing = unique_topic("missing")
     assert sent("POST", topic_url(broker, missing, "retention"), RETENTION) == (404,
                                                                                 reason(f"Topic {missing} not found"))
-
-
-@pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff",
-                                  b'{"retentionTimeInMinutes": NaN, "retentionSizeInMB": 1}', b'"x"'],
-                         ids=lambda body: str(body[:10]))
-def test_a_body_that_is_none_is_refused(broker, namespace, body):
-    assert request("POST", namespace_url(broker, namespace, "retention"), body)[0] == 400
-
-
-def test_policies_outlast_the_broker(start_broker):
-    broker = start_broker()
-    for path, value in (("retention", RETENTION), ("messageTTL", 60)):
-        assert sent("POST", namespace_url(broker, "public/default", path), value) == (204, None)
-    broker.kill_supervisor()
-    broker.start()
-    assert sent("GET", namespace_url(broker, "public/default", "retention")) == (200, RETENTION)
-    assert sent("GET", namespace_url(broker, "public/default", "messageTTL")) == (200, 60)
 
 
 def test_an_owner_that_dies_meanwhile_is_told_when_it_is_back(start_broker):
@@ -207,56 +163,6 @@ def test_producers_get_an_error_where_the_quota_says_so(broker, client, connect)
         connect(broker.service_url, operation_timeout_seconds=1).create_producer(topic)
     assert request("POST", topic_url(broker, topic, "subscription/sub/skip_all")) == (204, "")
     connect(broker.service_url).create_producer(topic).send(b"room")
-
-
-def test_messages_expire_on_time(broker, client):
-    topic = unique_topic("expiring")
-    producer, consumer = client.create_producer(topic), client.subscribe(topic, "sub",
-                                                                         consumer_type=pulsar.ConsumerType.Shared)
-    consumer.close()
-    assert request("POST", topic_url(broker, topic, "messageTTL?messageTTL=2"))[0] == 204
-    producer.send(b"delayed", deliver_at=int(time.time() * 1000) + 6_000)
-    producer.send(b"short-lived")
-    sent_at, watch = time.monotonic(), Stopwatch()
-
-    def backlog():
-        return json.loads(request("GET", f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/sub")[1])[0][
-            "backlog"
-        ]
-
-    assert backlog() == 2
-    eventually(lambda: backlog() == 1, what="the end of the message's time")
-    assert time.monotonic() - sent_at >= 1.9 and watch.seconds() <= 4
-    consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
-    assert consumer.receive(RECEIVE_MS).data() == b"delayed"
-
-
-def test_retained_messages_are_read_again(broker, client, namespace):
-    topic = f"persistent://{namespace}/retained"
-    assert sent("POST", namespace_url(broker, namespace, "retention"), RETENTION) == (204, None)
-    bodies = bodies_of(5)
-    consumer = client.subscribe(topic, "sub")
-    publish(client.create_producer(topic), bodies)
-    consumer.acknowledge_cumulative(receive(consumer, 5)[-1])
-    assert data_of(receive(earliest(client, topic, "again"), 5)) == bodies
-
-
-def test_topics_are_made_with_as_many_partitions_as_their_namespace_says(broker, client, namespace):
-    url, topics = (
-        namespace_url(broker, namespace, "autoTopicCreation"),
-        f"{broker.http_url}/admin/v2/persistent/{namespace}",
-    )
-    partitioned = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}
-    assert sent("POST", url, partitioned) == (204, None)
-    client.create_producer(f"persistent://{namespace}/orders").close()
-    assert sent("GET", f"{topics}/partitioned") == (200, [f"persistent://{namespace}/orders"])
-    assert sent("GET", f"{topics}/orders/partitions")[1]["partitions"] == 3
-    assert sent("POST", url, {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}) == (204, None)
-    client.create_producer(f"persistent://{namespace}/one").close()
-    assert sent("GET", f"{topics}/one/partitions")[1]["partitions"] == 0
-    assert sent("POST", url, {"allowAutoTopicCreation": False}) == (204, None)
-    with pytest.raises(pulsar.TopicNotFound):
-        client.create_producer(f"persistent://{namespace}/two")
 
 
 # -- tenants and namespaces

@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, message_factory
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from geminga.storage.schemas import protobuf_rules
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.workers.pulsar_client import key_hashing
 
 from ..harness import HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
 from ..supervisor.test_serve import GEMINGA

@@ -743,22 +743,6 @@ def test_a_restart_keeps_the_backlog_and_what_was_acknowledged(fresh_broker, con
     ]
 
 
-def test_a_restart_keeps_partitioned_topics(fresh_broker, connect):
-    topic = partitioned_topic(fresh_broker.http_url, 3)
-    client = connect(fresh_broker.service_url)
-    client.subscribe(topic, "sub").close()
-    publish(client.create_producer(topic), bodies_of(30))
-
-    fresh_broker.stop()
-    fresh_broker.start()
-
-    assert sorted(data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "sub"), 30))) == sorted(
-        bodies_of(30)
-    )
-    status, text = request("GET", partitions_url(fresh_broker.http_url, topic))
-    assert (status, json.loads(text)["partitions"]) == (200, 3)
-
-
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared],
                          ids=lambda kind: kind.name)
 def test_a_delayed_message_comes_not_before_its_time_and_holds_up_nobody(client, kind):

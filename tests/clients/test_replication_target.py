@@ -11,17 +11,13 @@ import time
 import pulsar
 import pytest
 
-from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, messages_of, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, messages_of, path_of, request, unique_topic
 
 SOURCE_URL = os.environ.get("GEMINGA_TEST_PULSAR_URL", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not SOURCE_URL, reason="needs a running Apache Pulsar in GEMINGA_TEST_PULSAR_URL")]
 
 SECONDS = HANG_SECONDS
-
-
-def path_of(topic):
-    return topic.replace("://", "/")
 
 
 def at_source(method, path, body=None):

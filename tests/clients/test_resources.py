@@ -12,7 +12,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import HANG_SECONDS, eventually, partitioned_topic, partitions_url, request, unique_topic
+from ..harness import HANG_SECONDS, partitions_url, request, unique_topic
 from ..proto.client_frames import T
 from ..workers.peer import Peer
 from .test_administration import topic_url
@@ -92,14 +92,6 @@ def test_topics_are_made_and_listed_with_their_properties(broker, namespace):
     assert request("DELETE", f"{base}/parted/partitions")[0] == 204
     assert request("DELETE", f"{base}/plain")[0] == 204
     assert got(base) == []
-
-
-def test_new_partitions_have_the_subscriptions_of_the_old_ones(broker, connect):
-    topic = partitioned_topic(broker.http_url, 1)
-    connect(broker.service_url).subscribe(topic, "sub").close()
-    assert request("POST", partitions_url(broker.http_url, topic), b"3") == (204, "")
-    assert got(topic_url(broker, f"{topic}-partition-2", "subscriptions")) == ["sub"]
-    assert got(topic_url(broker, topic, "subscriptions")) == ["sub"]
 
 
 @pytest.fixture
@@ -515,34 +507,3 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
     client.subscribe("t", "other")
     client.close()
     assert sorted(got(topic_url(fresh_broker, "persistent://public/default/t", "subscriptions"))) == ["other", "s"]
-
-
-def test_a_broker_told_to_shut_down_stops(fresh_broker):
-    children = fresh_broker.children()
-    assert request("POST", f"{fresh_broker.http_url}/admin/v2/brokers/shutdown")[0] == 204
-    eventually(lambda: not fresh_broker.children().keys() & children.keys(), what="the end of its processes")
-
-
-def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect, namespace):
-    client = connect(broker.service_url)
-    topics = [f"{domain}://{namespace}/t{n}" for n, domain in enumerate(("persistent", "persistent", "non-persistent"))]
-    consumers = [client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared) for topic in topics]
-    for topic in topics[:2]:
-        publish(client.create_producer(topic), bodies_of(3))
-    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
-    assert request("PUT", f"{url}/unload") == (204, "")
-    assert request("POST", f"{url}/clearBacklog/other")[0] == 204      # which nobody has
-    for topic in topics[:2]:
-        stats = topic_url(broker, topic, "stats")
-        eventually(lambda url=stats: got(url)["subscriptions"]["sub"]["consumers"], what="the consumer, back again")
-        left = json.loads(request("POST", topic_url(broker, topic, "subscription/sub/analyzeBacklog"))[1])["messages"]
-        assert left == 3
-    assert request("POST", f"{url}/clearBacklog")[0] == 204
-    assert (
-        json.loads(request("POST", topic_url(broker, topics[0], "subscription/sub/analyzeBacklog"))[1])["messages"] == 0
-    )
-    assert request("POST", f"{url}/unsubscribe/sub")[0] == 412
-    for consumer in consumers:
-        consumer.close()
-    assert request("POST", f"{url}/unsubscribe/sub")[0] == 204
-    assert got(topic_url(broker, topics[1], "subscriptions")) == []

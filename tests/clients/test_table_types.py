@@ -31,7 +31,7 @@ from geminga.proto import names
 from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, ParquetTable
-from geminga.storage.tables.places import LocalPlace
+from geminga.storage.tables.table_folders import LocalFolder
 
 from ..harness import HANG_SECONDS, unique_topic
 from ..supervisor.test_compaction import partition_id
@@ -49,7 +49,7 @@ def row_of(own, tmp_path):
         name = names.parse(topic)
         wanted = exports.Wanted(name, MESSAGES, ((partition_id(own, topic), name),))
         [planned] = exports.plan(own.data_dir, [wanted], lambda its, content: ParquetTable(
-            LocalPlace(tmp_path / "tables"), its, content, "us"))
+            LocalFolder(tmp_path / "tables"), its, content, "us"))
         exports.run(own.data_dir, [planned], tmp_path / "scratch", LocalEngine(), lambda *told: None,
                     lambda *told: None)
         assert not planned.error and not planned.told

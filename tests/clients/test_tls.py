@@ -17,10 +17,10 @@ import trustme
 from cryptography import x509
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE
+from geminga.workers.pulsar_client.rest import NOT_REACHABLE
 
 from ..conftest import _running_broker
-from ..harness import COMMAND, HANG_MS, HANG_SECONDS, Broker, eventually, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, Broker, eventually, unique_topic
 from ..proto.client_frames import CONNECT, T
 from ..workers.peer import Bystander, Peer
 
@@ -202,7 +202,7 @@ def test_a_certificate_changes_under_load(authority, served, connect):
 
         def go_on() -> None:
             try:
-                while not ended.is_set():
+                while not ended.wait(LOAD_PAUSE_SECONDS):
                     bystander.round()
                     rounds.append(bystander._rounds)
             except BaseException as error:

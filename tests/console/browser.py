@@ -7,7 +7,6 @@
 """
 import shutil
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,15 +18,23 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from ..harness import HANG_SECONDS, eventually
+from ..harness import GRACE_SECONDS, HANG_SECONDS, eventually
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = HANG_SECONDS
+PAUSE = 0.05       # seconds between two looks at a page: each costs the browser and its driver some milliseconds
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
             "--window-size=1280,900",
             # Names that the browser does not trust as it does loopback addresses.
             "--host-resolver-rules=MAP *.example 127.0.0.1")
+# One question to the browser: asking each element for its text takes seconds on a page with many links.
+_NAMED = """
+const words = text => text.split(/\\s+/).join(' ').trim();
+const scope = document.querySelector('dialog[open]') ?? document.body;
+const all = [...scope.querySelectorAll('button, a, summary')];
+return all.filter(one => words(one.innerText ?? one.textContent) === words(arguments[0]));
+"""
 needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None,
                                    reason="no browser (Debian: chromium and chromium-driver)")
 
@@ -45,7 +52,10 @@ class Browser:
         options.accept_insecure_certs = True
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        # The driver is waited for longer than it waits for a page, whose error then names the page.
+        self.driver.command_executor.client_config.timeout = HANG_SECONDS + GRACE_SECONDS
         self.driver.set_page_load_timeout(HANG_SECONDS)
+        self.driver.set_script_timeout(HANG_SECONDS)
 
     def __repr__(self) -> str:
         return f"<Browser {self.driver.current_url}>"
@@ -67,14 +77,7 @@ class Browser:
     @property
     def text(self) -> str:
         """The text of the page, or of the dialog that is open over it."""
-        return self._visible("return (document.querySelector('dialog[open]') ?? document.body).innerText")
-
-    @property
-    def page_text(self) -> str:
-        return self._visible("return document.body.innerText")
-
-    def _visible(self, script: str) -> str:
-        return self.driver.execute_script(script) or ""
+        return self.run("return (document.querySelector('dialog[open]') ?? document.body).innerText") or ""
 
     def run(self, script: str, *values: Any) -> Any:
         """Run a script in the page, and return its value."""
@@ -82,32 +85,33 @@ class Browser:
 
     def see(self, text: str, seconds: float = SECONDS) -> str:
         """Wait until the page, or its dialog, shows a text; return everything that it shows."""
-        eventually(lambda: text in self.text, seconds, f"{text!r} in {self.text[:3000]!r}")
-        return self.text
+        def shown() -> str:
+            return found if text in (found := self.text) else ""
+
+        return eventually(shown, seconds, f"{text!r} in {self.text[:3000]!r}", PAUSE)
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def one(self, selector: str) -> WebElement:
         """Wait for an element."""
-        return eventually(lambda: self.all(selector), SECONDS, selector)[0]
+        return eventually(lambda: self.all(selector), SECONDS, selector, PAUSE)[0]
 
     # -- acting
 
     def click(self, text: str) -> None:
         """Click the visible button or link with this text, in the dialog if one is open."""
         def clicked() -> bool:
-            scope = self.all("dialog[open]") or self.all("body")
-            for one in scope[0].find_elements(By.CSS_SELECTOR, "button, a, summary"):
+            for one in self.run(_NAMED, text):
                 try:
-                    if one.is_displayed() and one.is_enabled() and one.text.strip() == text:
+                    if one.is_displayed() and one.is_enabled():
                         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
                         one.click()
                         return True
                 except StaleElementReferenceException:
                     return False
             return False
-        eventually(clicked, SECONDS, f"a button or link {text!r} in {self.text[:2000]!r}")
+        eventually(clicked, SECONDS, f"a button or link {text!r} in {self.text[:2000]!r}", PAUSE)
 
     def fill(self, selector: str, text: str) -> None:
         """Type a text into a field, instead of what it has."""
@@ -128,6 +132,3 @@ class Browser:
     def problems(self) -> list[str]:
         """Return errors that the browser has told since the last call: of scripts, policies and requests."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-
-    def screenshot(self, path: Path) -> None:
-        self.driver.save_screenshot(str(path))

@@ -131,7 +131,7 @@ def filled(own: Broker) -> Iterator[Broker]:
 TOPIC = f"/console/topics/persistent/public/default/{LONG}"
 PAGES = ["/", "/console/topics", TOPIC, f"/console/topics/persistent/public/default/{UNBROKEN}",
          "/console/subscriptions", f"{TOPIC}/subscriptions/{SUBSCRIPTION}",
-         f"/console/messages?place=public/default/{LONG}", "/console/delayed", "/console/clients",
+         f"/console/messages?place=public/default/{LONG}", "/console/delayed", "/console/schedules", "/console/clients",
          "/console/transactions", "/console/tenants", "/console/tenants/public", "/console/namespaces/public/default",
          "/console/access", "/console/audit", "/console/nights", "/console/configuration", "/console/log",
          "/console/documents", "/console/documents/docs/policies.md"]

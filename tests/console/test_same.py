@@ -38,7 +38,8 @@ OWN = {
     "grant-namespace": {"produce": "true"}, "grant-topic": {"produce": "true"},
     "delete-tenant": {"tenant": "empty"}, "delete-namespace": {"namespace": "acme/empty"},
     "delete-topic": {"force": "true"}, "remove-namespace-policy": {"policy": "messageTTL"},
-    "change-setting": {"value": "100"}, "upload-schema": {"schema": ""}}
+    "change-setting": {"value": "100"}, "upload-schema": {"schema": ""},
+    "take-backlog-back": {"subscription": "cleared", "id": "1"}}      # the first one that the broker has kept
 
 
 class Recorder(ThreadingHTTPServer):
@@ -75,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.changes.append((self.command, self.path, json.loads(data) if data.strip() else None))
         if self.path == "/ops/v1/log-level":      # whose changes are answered as its questions are
             return self.do_GET()
+        if self.path.endswith("/undelete"):
+            return self._answer(200, json.dumps({"subscription": "cleared", "messages": 10}).encode())
         self._answer(204, b"")
 
     do_POST = do_PUT = do_DELETE = do_PATCH = _change
@@ -100,14 +103,17 @@ def filled(own, client):
         status, text = request(method, own.http_url + path, b"" if body is None else json.dumps(body).encode())
         assert status == 204, text
     producer = client.create_producer(TOPIC)
-    client.subscribe(TOPIC, SUBSCRIPTION, consumer_type=pulsar.ConsumerType.Shared).close()
+    for subscription in (SUBSCRIPTION, "cleared"):
+        client.subscribe(TOPIC, subscription, consumer_type=pulsar.ConsumerType.Shared).close()
     for number in range(10):
         producer.send(str(number).encode())
     producer.close()
     for path, body in ((f"/admin/v2/persistent/{NAMESPACE}/orders/retention", {
             "retentionTimeInMinutes": 10, "retentionSizeInMB": 20}),
+            (f"/admin/v2/namespaces/{NAMESPACE}/deletedRetention", 3_600),
+            (f"/admin/v2/persistent/{NAMESPACE}/orders/subscription/cleared/skip_all", None),
             (f"/admin/v2/schemas/{NAMESPACE}/orders/schema", {"type": "STRING", "schema": "", "properties": {}})):
-        status, text = request("POST", own.http_url + path, json.dumps(body).encode())
+        status, text = request("POST", own.http_url + path, b"" if body is None else json.dumps(body).encode())
         assert status in (200, 204), text
     return own
 

@@ -217,6 +217,20 @@ def test_the_backlog_is_cleared(browser, own, client):
     assert backlog(own, topic, "work") == 0
 
 
+def test_a_cleared_backlog_is_shown_and_taken_back(browser, own, client):
+    topic, _ = subscribed(own, client)
+    policy = f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/deletedRetention"
+    assert request("POST", policy, b"3600")[0] == 204
+    act(browser, own, topic, "Clear")
+    browser.click("Clear it")
+    browser.see("A backlog of 10 messages")
+    act(browser, own, topic, "Take it back")
+    browser.see("Up to 10 messages are unacknowledged again")
+    browser.one("[data-confirm]").click()
+    browser.see("10 messages are not acknowledged")
+    assert backlog(own, topic, "work") == 10
+
+
 def test_a_subscription_is_reset_to_a_message_and_to_a_time(browser, own, client):
     topic, ids = subscribed(own, client)
     act(browser, own, topic, "Reset to a message")

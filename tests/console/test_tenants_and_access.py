@@ -214,7 +214,7 @@ def test_a_role_sees_what_rest_would_answer_to_it(guarded):  # noqa: F811 - the 
     assert ask(guarded, "PUT", "/admin/v2/tenants/acme", {"adminRoles": ["alice"], "allowedClusters": ["standalone"]},
                Cookie=admin, **secret).status == 204
     for path in ("/console/clients", "/console/tenants", "/console/audit", "/console/nights", "/console/configuration",
-                 "/console/log", "/console/transactions"):
+                 "/console/log", "/console/transactions", "/console/schedules"):
         page = ask(guarded, "GET", path, Cookie=alice)
         assert page.status in (401, 403) and "You may not see this" in page.text, path
         assert ask(guarded, "GET", path, Cookie=admin).status == 200, path

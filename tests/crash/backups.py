@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pulsar
 
-from ..harness import COMMAND, HANG_MS, Broker
+from ..harness import COMMAND, HANG_MS, LOAD_PAUSE_SECONDS, Broker, left_for
 
 TOPICS, BATCH, HELD = 4, 20, 30
 PAUSE_S = 4.0                # at most, between two kills, and two backups
@@ -46,7 +46,7 @@ class Topic:
                                           receiver_queue_size=200)
         producer = self._client.create_producer(self.name, send_timeout_millis=PATIENCE_MS, block_if_queue_full=True)
         first, held = 0, []
-        while not self.is_over.is_set():
+        while not self.is_over.wait(BATCH * LOAD_PAUSE_SECONDS):
             answered = threading.Semaphore(0)
 
             def receipted(result, _, number, answered=answered):
@@ -142,20 +142,11 @@ class Backups:
     def _look(self, broker: Broker, before: dict[str, list[int]]) -> None:
         client = client_of(broker)
         for topic in self.topics:
-            consumer, left = client.subscribe(topic.name, "s", consumer_type=pulsar.ConsumerType.Shared), set()
-            while client_has_more(consumer, left):
-                pass
+            consumer = client.subscribe(topic.name, "s", consumer_type=pulsar.ConsumerType.Shared)
+            left = set(map(number_of, left_for(broker, consumer)))
             lost = set(before[topic.name]) - left - topic.tried
             assert not lost, (topic.name, sorted(lost))
         client.close()
-
-
-def client_has_more(consumer: pulsar.Consumer, left: set[int]) -> bool:
-    try:
-        left.add(number_of(consumer.receive(1_000)))
-    except pulsar.Timeout:
-        return False
-    return True
 
 
 def client_of(broker: Broker) -> pulsar.Client:

@@ -103,7 +103,7 @@ def look(rig: Rig) -> dict:
     """Return all that clients can observe: entries with their index rows, and each subscription's next deliveries."""
     found: dict = {}
     for topic, names in TOPICS.items():
-        partition = rig.owner.partition(rig.topic(topic))
+        partition = rig.owner.topics.find(rig.topic(topic))
         for name, kind in names.items():
             consumer = rig.consumer(topic, name, subType=kind, **({"metadata": CAREFUL} if name == "careful" else {}))
             found[topic, name] = rig.given(rig.run(rig.flow(consumer, MANY)), consumer)

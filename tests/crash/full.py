@@ -30,6 +30,7 @@ MIB = 1 << 20
 SIZES = {"ext4": 96, "xfs": 320, "tmpfs": 96}      # MiB; xfs makes none that is smaller
 MAKERS = {"ext4": ("mkfs.ext4", "-q", "-F", "-m", "0"), "xfs": ("mkfs.xfs", "-q")}
 TOPICS = 4
+BLOCK = 4096              # bytes that file systems allocate at once
 BODY = 20_000             # bytes
 WINDOW = 200              # messages of each producer that are not answered
 QUIET_SECONDS = 2         # without a receipt: publishing has stopped
@@ -171,10 +172,15 @@ class Greedy:
     def _run(self) -> None:
         with open(self.path, "ab", buffering=0) as file:
             while not self._over.is_set():
-                for size in (MIB, 4096, 1):
+                for size in (MIB, BLOCK):
                     with suppress(OSError):
                         while not self._over.is_set():
                             file.write(bytes(size))
+                # At most a block byte by byte: on a slow machine the loop would else go on with what owners give up of
+                # their reserves, and take all of it before `has_all`.
+                with suppress(OSError):
+                    for _ in range(BLOCK):
+                        file.write(bytes(1))
                 self.has_all.set()
                 self._over.wait(0.01)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from geminga.storage import format
-from geminga.storage.owner.owner import Owner
+from geminga.storage.open_topics.topic_table import TopicTable
 
 from .flips import Flips
 
@@ -27,7 +27,7 @@ def turned(flips, how, kind):
 
 def test_damage_that_nobody_is_told_of_is_a_fault(tmp_path, monkeypatch):
     flips = Flips(tmp_path, 1)
-    monkeypatch.setattr(Owner, "report_damage", lambda *_: None)
+    monkeypatch.setattr(TopicTable, "report_damage", lambda *_: None)
     assert len(turned(flips, "stop", "state")) == 3
 
 
@@ -43,5 +43,5 @@ def test_a_partition_that_does_not_open_is_a_fault(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError
 
-    monkeypatch.setattr(Owner, "partition", fail)
+    monkeypatch.setattr(TopicTable, "find", fail)
     assert len(turned(flips, "kill", "index header")) == 3

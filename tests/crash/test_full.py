@@ -4,7 +4,7 @@ import pytest
 from . import full
 
 
-@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("tmpfs", marks=pytest.mark.nightly)])
 def test_a_full_disk_stops_publishing_alone_and_only_while_it_is_full(tmp_path, kind):
     if reason := full.why_not(kind):
         pytest.skip(reason)

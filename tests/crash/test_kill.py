@@ -23,7 +23,7 @@ from .promises import is_ascending
 from .traffic import SECONDS, Publisher, Subscriber, left_in, topic_of_owner
 
 BACK_SECONDS = 5          # a second is promised; the rest is for the machine
-KILLS = 20
+KILLS = 10
 KILLS_OF_A_NIGHT = 100
 TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 RECOVERED = "of its journal in place"          # what an owner that had something to replay says
@@ -51,10 +51,6 @@ def test_a_killed_supervisor_leaves_free_ports_and_everything_that_was_receipted
 
 def not_every_fifth(number):
     return number % 5 != 3
-
-
-def not_any(number):
-    return False
 
 
 @pytest.mark.usefixtures("start_broker")        # skipped where no broker may be killed
@@ -134,29 +130,6 @@ def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_i
                 assert peer.hear().type == T.CONNECTED
 
 
-def test_clients_of_an_owner_notice_nothing_of_the_other_ones_deaths(start_broker):
-    """Clients of one owner see only receipts and messages, in order, while the other owner is killed three times."""
-    broker = start_broker(*TWO_OF_EACH)
-    topic = topic_of_owner(1)
-    with (
-        Subscriber(broker.service_url, topic, not_any) as subscriber,
-        Publisher(broker.service_url, topic) as publisher,
-    ):
-        for _ in range(3):
-            publisher.wait_for_more(500)
-            killed = broker.kill("owner", 0)
-            publisher.wait_for_more(500)
-            broker.wait_replaced("owner", 0, killed, BACK_SECONDS)
-            with Publisher(broker.service_url, topic_of_owner(0)) as other:
-                other.wait_for_more(1)
-        seen = len(subscriber.received)
-        eventually(lambda: len(subscriber.received) > seen, SECONDS, "more messages")
-        assert not publisher.has_ended and not subscriber.has_ended
-    assert publisher.receipted == list(range(len(publisher.receipted)))
-    assert subscriber.received == list(range(len(subscriber.received)))
-    assert publisher.unexpected == subscriber.unexpected == []
-
-
 def serves(broker) -> bool:
     try:
         return request("GET", f"{broker.http_url}/admin/v2/brokers/health")[0] == 200
@@ -182,15 +155,15 @@ def test_clients_are_served_again_after_an_owner_was_killed_while_it_started(sta
     assert eventually(is_served, SECONDS, "an answer").type == T.PARTITIONED_METADATA_RESPONSE
 
 
-@pytest.mark.parametrize("role", ["worker", "owner", "admin"])
-def test_a_process_that_stands_still_and_is_killed_is_replaced(start_broker, role):
+def test_a_process_that_stands_still_and_is_killed_is_replaced(start_broker):
     """A process that was stopped and then killed by hand is replaced, and the broker serves as before."""
     broker = start_broker("--workers", "1", "--owners", "1")
     assert eventually(lambda: serves(broker), SECONDS, "health")
-    stopped = broker.pause(role)
-    assert broker.kill(role) == stopped
-    broker.wait_replaced(role, 0, stopped, BACK_SECONDS)
-    eventually(lambda: serves(broker), SECONDS, f"health with another {role}")
+    for role in ("worker", "owner", "admin"):
+        stopped = broker.pause(role)
+        assert broker.kill(role) == stopped
+        broker.wait_replaced(role, 0, stopped, BACK_SECONDS)
+        eventually(lambda: serves(broker), SECONDS, f"health with another {role}")
 
 
 @pytest.mark.parametrize("role", ["worker", "owner"])

@@ -6,11 +6,12 @@ import pytest
 from .tables import Kills
 
 
-def test_tables_have_each_message_once_when_exports_are_killed(tmp_path, seed):
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.nightly)])
+def test_tables_have_each_message_once_when_exports_are_killed(tmp_path, seed, count):
     kills = Kills(tmp_path, seed)
     kills.publish()
     kills.finish()
-    for _ in range(6):
+    for _ in range(count):
         kills.kill_one()
     kills.finish()
 

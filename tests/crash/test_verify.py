@@ -13,7 +13,7 @@ from geminga.storage.offline import verify
 from geminga.storage.offline.findings import Severity
 from geminga.storage.runtime.routing import owner_of
 
-from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, unique_topic
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, unique_topic
 from ..storage.files import flip
 
 OWNERS = 2
@@ -49,7 +49,7 @@ def traffic(client, topics, seed):
                                               block_if_queue_full=True)
             consumer = client.subscribe(topic, "work", pulsar.ConsumerType.Shared, receiver_queue_size=500)
             held = []
-            while not is_over.is_set():
+            while not is_over.wait(10 * LOAD_PAUSE_SECONDS):
                 for _ in range(100):
                     producer.send_async(b"." * chance.choice((10, 100, 1_000, 20_000)), lambda *_: None)
                 producer.flush()

@@ -1,26 +1,65 @@
 """Bugs in cursors, acknowledgements and dispatch: which consumer gets which entry, and what counts as acknowledged."""
 
-from .bugs import of
+from .bugs import LIVES, of
 
-_DISPATCH = "storage/test_dispatch_contract.py storage/test_subscriptions_model.py"
+_DISPATCH = f"storage/test_dispatch_contract.py {LIVES}"
 _SHARED = f"storage/test_dispatch_shared.py storage/test_costs.py {_DISPATCH}"
 _KEY_SHARED = f"storage/test_dispatch_key_shared.py storage/test_sticky_ranges.py {_DISPATCH}"
-_CURSOR = ("storage/test_parts.py storage/test_cursor.py storage/test_cursor_totals.py "
-           "storage/test_subscriptions_model.py")
+_CURSOR = f"storage/test_parts.py storage/test_cursor.py storage/test_cursor_totals.py {LIVES}"
+
+_PRIORITY = "storage/test_priority.py storage/test_priority_questions.py storage/test_priority_model.py"
 
 BUGS = [
+    *of("storage/dispatch/by_priority.py", _PRIORITY,
+        ("        if not self._mark(ledgers):", "        if self._mark(ledgers) and False:",
+         "a backlog that is looked at over passes is sent before that is done"),
+        ("if self.pending.to_redeliver >= WAITING_MAX:", "if False:", "any number of entries waits in memory"),
+        ("since = np.maximum(since, schedule.times_of(ledger, entries))", "pass",
+         "a delayed message ages before its time"),
+        ("aged: NDArray[np.int64] = entries[since <= until_ms]", "aged: NDArray[np.int64] = entries[since >= until_ms]",
+         "what is young goes first")),
+    *of("storage/dispatch/levelled_acks.py", _PRIORITY,
+        ("priority = int(waiting[-1])", "priority = int(waiting[0])", "the lowest priority goes first"),
+        ("ledger_id = min(ledger_id for", "ledger_id = max(ledger_id for", "newer ledgers go first"),
+        ("levels.first[is_idle], levels.last[is_idle] = _NONE, -1", "pass", "the bounds of a search never shrink"),
+        ("np.minimum(levels.first, first, out=levels.first)", "pass", "what comes back earlier is overlooked"),
+        ("first[priorities[::-1]], last[priorities] = ids[::-1], ids", "first[priorities], last[priorities] = ids, ids",
+         "of entries that come together the first are overlooked"),
+        ("elif ledger_id in self._levels and len(waited := entries[slots == TO_REDELIVER]):", "elif False:",
+         "what was skipped is looked for")),
+    *of("storage/dispatch/__init__.py", _PRIORITY,
+        ("        successor.succeed(dispatcher)\n", "", "what consumers hold is forgotten at the switch")),
+    *of("storage/enforcement/batch_priorities.py", _PRIORITY,
+        ("        left -= unpacked\n", "", "any number of bytes is decompressed in a pass"),
+        ("(self.watched.add if is_wanted else self.watched.discard)(partition)",
+         "self.watched.add(partition)", "batches to all topics are looked into")),
+    *of("proto/batch_priorities.py", _PRIORITY,
+        ("if metadata.encryption_keys or size > unpacked_max:", "if size > unpacked_max:",
+         "an encrypted batch is read as if it were not"),
+        ("return (max(flags, plain) if flags and has_plain else flags)", "return flags",
+         "a batch is lower than its messages without a priority")),
+    *of(
+        "storage/dispatch/entry_buckets.py",
+        "storage/test_entry_buckets.py",
+        ("entries[np.isin(slots, soles) & (entries < stop)]", "entries[entries < stop]",
+         "a consumer that had a segment alone acknowledges for the others"),
+        ("if owners and (owners[0].is_sole or consumer.is_sole):", "if False:",
+         "a consumer that finishes what it has gets more"),
+        ("self.pending.to_redeliver or self.chunks.waiting or", "self.chunks.waiting or",
+         "entries that came back are never delivered when one consumer is left"),
+    ),
     *of(
         "storage/cursors/cursor.py",
         _CURSOR,
         (
-            "for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):",
-            "for kept in (self.bitmaps, self.parts, self.redeliveries):",
+            "for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths, self.dead):",
+            "for kept in (self.bitmaps, self.parts, self.redeliveries, self.dead):",
             "a seek leaves entries parked",
             "storage/test_quarantine.py",
         ),
         (
-            "for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):",
-            "for kept in (self.bitmaps, self.redeliveries, self.deaths):",
+            "for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths, self.dead):",
+            "for kept in (self.bitmaps, self.redeliveries, self.deaths, self.dead):",
             "a seek leaves batches acknowledged in part",
             "storage/test_parts.py",
         ),
@@ -60,20 +99,6 @@ BUGS = [
             "storage/test_parts.py",
         ),
         (
-            "if done < ledger.last_entry or not ledger.is_sealed:",
-            "if done < ledger.last_entry:",
-            "the mark-delete position goes behind an open ledger",
-            "",
-            "the open ledger is the last: there is nothing behind it",
-        ),
-        (
-            "if int(entry_ids[0]) != follows + 1 or",
-            "if int(entry_ids[0]) < follows + 1 or",
-            "a gap is passed over",
-            "",
-            "entries are sorted and each once, so the last of them says where the first is",
-        ),
-        (
             "settled[:max(0, self.mark_delete[1] + 1 - first)] = True",
             "settled[:max(0, self.mark_delete[1] - first)] = True",
             "the last of what is acknowledged is not",
@@ -88,13 +113,6 @@ BUGS = [
             "first = self.mark_delete[1] + 1 if ledger.ledger_id == self.mark_delete[0] else 0",
             "first = 0",
             "holes are counted that lie before the mark-delete position",
-        ),
-        (
-            "self.redeliveries.forget(ledger_id)",
-            "pass",
-            "counts of deleted ledgers stay",
-            "storage/test_dispatch_shared.py storage/test_memory.py",
-            "ledger ids are not used again: memory that stays, in a process that has deleted the ledger",
         ),
     ),
     *of(
@@ -136,17 +154,10 @@ BUGS = [
         ),
         ("mine: NDArray[np.int64] = known[held.slots[known] == slot]", "mine = known[held.slots[known] != NOBODY]",
          "a consumer gives back what others have"),
-        (
-            "np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER)[:left] + at",
-            "np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER) + at",
-            "more is looked at than asked for",
-            "storage/test_dispatch_shared.py",
-            "callers take no more of it than they have permits for: only time",
-        ),
     ),
     *of(
         "storage/ledgers/journal_ops.py",
-        "storage/test_costs.py storage/test_cursor_totals.py storage/test_owner_crashes.py",
+        f"storage/test_costs.py storage/test_cursor_totals.py {LIVES}",
         (
             'ops["more_entries"] = np.diff(starts, append=len(entries)) - 1',
             'ops["more_entries"] = np.diff(starts, append=len(entries))',
@@ -154,17 +165,10 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/topics/acknowledge.py",
+        "storage/open_topics/acknowledge.py",
         _CURSOR + " storage/test_dispatch_contract.py",
         ("entry_id - 1 if flags & envelope.PARTIAL else entry_id", "entry_id",
          "part of a batch, cumulatively, is all of it"),
-        (
-            "elif not flags & (envelope.PARTIAL | envelope.NOTHING):",
-            "elif not flags & envelope.PARTIAL:",
-            "an ACK of nothing acknowledges 0:0",
-            "storage/test_dispatch_contract.py storage/test_owner_consuming.py",
-            "no ledger has the id 0, so the entry is nowhere",
-        ),
         ("if acks.up_to > before:", "if acks.up_to:", "a cumulative acknowledgement goes back"),
         ("if subscription.is_spread and acks.cumulative:", "if False:", "consumers that share acknowledge for others"),
         (
@@ -173,20 +177,7 @@ BUGS = [
             "the first of several counts, not the highest",
         ),
         (
-            "for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:",
-            "for passed in []:",
-            "bitmaps of ledgers before stay",
-            "storage/test_cursor_totals.py storage/test_cursor.py storage/test_memory.py",
-            "memory that stays until the ledger is deleted",
-        ),
-        (
-            'words[known] = there[numbers[known]]',
-            'words[:] = 1',
-            "large parts come back as others after a crash",
-            "storage/test_parts.py",
-        ),
-        (
-            "_note_part(owner, subscription, (ledger_id, entry_id), before or 0, remains)\n    return count",
+            "_note_part(decisions, subscription, (ledger_id, entry_id), before or 0, remains)\n    return count",
             "_note_part(owner, subscription, (ledger_id, entry_id), 0, remains)\n    return count",
             "words that became 0 come back after a crash",
             "storage/test_parts.py",
@@ -217,30 +208,29 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/topics/subscription.py",
-        _DISPATCH,
-        (
-            "subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)",
-            "subscription.read <= (ledgers[-1].ledger_id, ledgers[-1].entries)",
-            "a subscription that has read all is hungry",
-            "storage/test_rates.py storage/test_dispatch_contract.py",
-            "it is looked at for nothing",
-        ),
+        "storage/owner/dispatching.py",
+        f"storage/test_short_ways.py {LIVES}",
+        ("takes_appended(begin, messages)", "takes_appended(subscription.read, messages)",
+         "what was not read before is skipped"),
+        ("consumer.permits -= messages\n            subscription.read = ledger_id, end",
+         "subscription.read = ledger_id, end", "messages appended now cost no permits"),
+        ("ledger.size - size)", "ledger.size)", "too many bytes count as delivered"),
+    ),
+    *of(
+        "storage/open_topics/acknowledge.py",
+        f"storage/test_short_ways.py {LIVES}",
+        ("or not (first < 0 or first == at[1] + 1)", "", "entries before an acknowledged one count as acknowledged"),
+        ("if flags else entry_id == known[2] + 1", "", "entries between two acknowledged ones count as acknowledged"),
+        ("partition.next_message - cursor.since - sum(cursor.totals)", "1", "a batch counts as one message"),
     ),
     *of(
         "storage/dispatch/exclusive.py",
-        _DISPATCH,
+        f"storage/test_short_ways.py {_DISPATCH}",
+        ("consumer.permits < messages", "consumer.permits <= 0", "more is delivered than was asked for"),
         (
             "subscription.read = ledger.ledger_id, int(entries[count - 1]) + 1",
             "subscription.read = ledger.ledger_id, int(entries[count - 1])",
             "the last entry is given twice",
-        ),
-        (
-            "def detach(self, consumer: Consumer) -> None:\n        self.subscription.rewind()",
-            "def detach(self, consumer: Consumer) -> None:\n        pass",
-            "what a consumer had is lost to the next",
-            "storage/test_dispatch_failover.py storage/test_dispatch_contract.py",
-            "Failover has its own; of Exclusive the last to leave empties the subscription, which rewinds it",
         ),
     ),
     *of(
@@ -324,7 +314,7 @@ BUGS = [
         ("        while self._count > ENTRIES_MAX:", "        while False:", "they are kept without a bound"),
     ),
     *of(
-        "storage/topics/acknowledge.py",
+        "storage/open_topics/acknowledge.py",
         "storage/test_dispatch_key_shared.py",
         ("acknowledged_up_to(position, by_client=reason == ACKNOWLEDGED)", "acknowledged_up_to(position)",
          "a skip lets a key go that a consumer works on"),

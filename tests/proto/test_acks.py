@@ -40,6 +40,39 @@ def test_what_is_read_is_what_was_said(ids, more, request_id, kind):
     ]
 
 
+@pytest.mark.slow
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(consumer_id=NUMBERS, ledger_id=NUMBERS, entry_id=NUMBERS, kind=st.sampled_from([0, 1]),
+       more=st.sampled_from([{}, {}, {"partition": 3}, {"partition": -1}, {"batch_index": 5}, {"ack_set": [1]}]),
+       fields=st.sampled_from([{}, {}, {}, {"request_id": 5}, {"txnid_most_bits": 1, "txnid_least_bits": 7},
+                               {"validation_error": api.CommandAck.ChecksumMismatch}]))
+def test_an_ack_of_one_entry_is_read_as_the_library_reads_it(consumer_id, ledger_id, entry_id, kind, more, fields):
+    said = api.BaseCommand(type=T.ACK, ack=api.CommandAck(consumer_id=consumer_id, ack_type=kind, message_id=[
+        api.MessageIdData(ledgerId=ledger_id, entryId=entry_id, **more)], **fields)).SerializeToString()
+    found = acks.read_one(said)
+    is_plain = not fields and not {"batch_index", "ack_set"} & more.keys()
+    assert found == (acks.EntryAck(consumer_id, kind == 1, ledger_id, entry_id) if is_plain else None)
+
+
+@pytest.mark.slow
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(at=st.integers(0, 40), byte=st.integers(0, 255), cut=st.integers(0, 3), ledger_id=NUMBERS)
+def test_a_damaged_ack_of_one_entry_is_never_taken_for_another(at, byte, cut, ledger_id):
+    said = bytearray(ack([{"ledgerId": ledger_id, "entryId": 300}], ack_type=1))
+    said[at % len(said)] = byte
+    said = bytes(said[:len(said) - cut])
+    found = acks.read_one(said)
+    if found is not None:
+        one = api.BaseCommand.FromString(said)
+        [message_id] = one.ack.message_id
+        assert (one.type, one.ack.consumer_id, one.ack.ack_type) == (T.ACK, found.consumer_id, found.is_cumulative)
+        assert (message_id.ledgerId, message_id.entryId) == (found.ledger_id, found.entry_id)
+        assert one.ack == api.CommandAck(consumer_id=found.consumer_id, ack_type=one.ack.ack_type, message_id=[
+            api.MessageIdData(ledgerId=found.ledger_id, entryId=found.entry_id, partition=message_id.partition)
+            if message_id.HasField("partition") else
+            api.MessageIdData(ledgerId=found.ledger_id, entryId=found.entry_id)])
+
+
 def test_a_thousand_ids_in_a_row_are_read_as_arrays():
     found = acks.read(ack([{"ledgerId": 300, "entryId": 16_000 + n} for n in range(1000)],
                           ack_type=api.CommandAck.Individual))

@@ -49,7 +49,7 @@ def test_every_kind_has_its_own_number_and_rows():
     kinds = [envelope.SENDS, envelope.ACKS, envelope.FLOWS, envelope.COMMANDS,
              envelope.RECEIPTS, envelope.RUNS, envelope.REPLIES, envelope.FORGET, envelope.ENTRY_LISTS,
              envelope.TRANSIENT, envelope.QUESTIONS, envelope.ANSWERS, envelope.SENDS_IN_TRANSACTIONS,
-             envelope.TRANSACTIONS]
+             envelope.TRANSACTIONS, envelope.NOTICES, envelope.LAYOUTS]
     assert len(set(kinds)) == len(kinds)
     assert set(ROWS) == set(kinds)
 

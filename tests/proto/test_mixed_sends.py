@@ -13,7 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Connection, SendInTransaction
 
 from .client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, STALE, cut, entry_of, listen, message_metadata, send
-from .test_sends import COMMAND_EXTRAS, EXTRAS, FIELDS, KEYS, NUMBERS, PAYLOADS, TRANSACTIONS, understood
+from .test_sends import COMMAND_EXTRAS, EXTRAS, FIELDS, KEYS, NUMBERS, PAYLOADS, PROPERTIES, TRANSACTIONS, understood
 from .test_source_positions import expected as position_of
 
 MANY = 40 * mixed_sends.RUN_MIN
@@ -57,6 +57,7 @@ def any_send(draw) -> bytes:
         fields["encryption_keys"] = [api.EncryptionKeys(key="k", value=b"v" * draw(st.integers(0, 200)))]
     fields["properties"] = [api.KeyValue(key="k" * draw(st.integers(0, 5)), value="v" * draw(st.integers(0, 150)))
                             for _ in range(draw(st.integers(0, 4)))]
+    fields["properties"] += draw(st.one_of(st.just([]), PROPERTIES))
     fields["producer_name"] = "p" * draw(st.integers(0, 140))
     payload = draw(st.one_of(PAYLOADS, st.integers(0, 1_200).map(bytes)))
     wrong_by = draw(st.sampled_from([0] * 9 + [1]))
@@ -242,6 +243,28 @@ def test_positions_are_what_their_texts_say(texts, before):
     assert not found.odd.any()
     assert found.rows["entry_id"].tolist() == [position_of(text) for text in texts]
     assert not read(frames).rows["entry_id"].any()
+
+
+def test_priorities_are_read_in_step():
+    """Of several properties of the name the last one counts, and a text that is no priority gives none."""
+    frames, expected = [], []
+    for number in range(2 * mixed_sends.RUN_MIN):
+        text = ["3", "9", "0", "10", "", "/", ":", "x"][number % 8]
+        properties = [api.KeyValue(key="geminga.priority", value=value) for value in ["7", text][number % 3 == 0:]]
+        properties += [api.KeyValue(key="geminga.prioritz", value="1" * (number % 5))]
+        frames.append(send(entry_of(message_metadata(properties=properties))))
+        expected.append(1 + (int(text) + 1 << 8 if text in ("3", "9", "0") else 0))
+    found = read(frames)
+    assert not found.odd.any() and found.rows["flags"].tolist() == expected
+
+
+def test_frames_with_a_time_to_live_are_left_to_the_library():
+    """They are rare, and a name that only resembles the property's makes none of them."""
+    texts = [["30s"], ["x", "5"], [], []] * mixed_sends.RUN_MIN
+    frames = [send(entry_of(message_metadata(sequence_id=number, properties=[
+        *(api.KeyValue(key="geminga.ttl", value=text) for text in some), api.KeyValue(key="geminga.ttk", value="1s")])))
+        for number, some in enumerate(texts)]
+    assert read(frames).odd.tolist() == [bool(some) for some in texts]
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20), chosen=st.data())

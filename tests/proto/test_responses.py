@@ -23,7 +23,7 @@ def test_a_client_is_told_what_this_broker_can():
     flags = said(responses.connected(21, 5)).connected.feature_flags
     assert {field.name for field, value in flags.ListFields() if value} == {
         "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation",
-        "supports_repl_dedup_by_lid_and_eid"}
+        "supports_repl_dedup_by_lid_and_eid", "supports_scalable_topics", "supports_tc_metadata_discovery"}
 
 
 @pytest.mark.parametrize("partition", [-1, 0, 7])

@@ -9,8 +9,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geminga.proto import job_properties, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto import sends
 from geminga.proto.commands import CONNECTED
 
 from . import client_frames as client
@@ -41,6 +41,8 @@ def understood(frame: bytes) -> tuple:
     if is_chunk := said.is_chunk or metadata.num_chunks_from_msg > 1:
         is_last = metadata.HasField("num_chunks_from_msg") and metadata.chunk_id >= metadata.num_chunks_from_msg - 1
         flags += 4 + (16 if is_last else 0) + 256 * metadata.chunk_id
+    elif priorities := [one.value for one in metadata.properties if one.key == "geminga.priority"]:
+        flags += 256 * ("0123456789".index(priorities[-1]) + 1) if priorities[-1] in [*"0123456789"] else 0
     key = None
     if metadata.HasField("ordering_key"):
         key = metadata.ordering_key
@@ -50,6 +52,10 @@ def understood(frame: bytes) -> tuple:
             key = base64.b64decode(key)
     sticky = f"{metadata.producer_name}-{metadata.sequence_id}".encode() if key is None and is_chunk else key
     key_hash = mmh3.hash(sticky, signed=False) & 0x7FFFFFFF if sticky is not None else 0
+    lowest = metadata.entry_hash_min
+    highest = metadata.entry_hash_max if metadata.HasField("entry_hash_max") else lowest
+    if metadata.HasField("entry_hash_min") and not is_chunk and lowest <= highest < 1 << 16:
+        key_hash = (1 << 31) + (min(highest - lowest, 32_767) << 16) + lowest
     row = {
         "producer_id": said.producer_id, "sequence_id": said.sequence_id,
         "highest_sequence_id": said.highest_sequence_id,
@@ -74,13 +80,20 @@ KEYS = st.sampled_from([
     {"partition_key": base64.b64encode(b"bytes").decode(), "partition_key_b64_encoded": True},
     {"partition_key": "key-%03d", "partition_key_b64_encoded": False},
 ])
+PRIORITIES = st.sampled_from(["0", "4", "9", "10", "", " 5", "५", "a", "/", ":"])
+# Priorities beside other properties, of which the last one counts, and names that only resemble theirs.
+PROPERTIES = st.lists(st.builds(
+    lambda key, value: api.KeyValue(key=key, value=value),
+    st.sampled_from(["k", "geminga.priority", "geminga.priority", "geminga.prioritz", "xeminga.priority"]), PRIORITIES),
+    min_size=1, max_size=3)
 EXTRAS = st.fixed_dictionaries({}, optional={
     "event_time": st.sampled_from([1, 1_700_000_000_000]),
     "deliver_at_time": st.sampled_from([-1, 5, 1_800_000_000_000]),
     "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS,
     "schema_version": st.just(b"\0" * 8),
-    "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.sampled_from([0, 3, 2**24 - 1]),
+    "properties": PROPERTIES, "chunk_id": st.sampled_from([0, 3, 2**24 - 1]),
     "num_chunks_from_msg": st.sampled_from([1, 4, 2**24]),
+    "entry_hash_min": st.sampled_from([0, 5, 30_000, 1 << 16]), "entry_hash_max": st.sampled_from([5, 30_000, 65_535]),
     "uncompressed_size": st.sampled_from([0, 1_799, 1_800, 70_000]), "compression": st.sampled_from([0, 2]),
 })
 COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
@@ -207,6 +220,39 @@ def test_clients_from_before_checksums_are_understood():
     for count in (1, 64):
         heard = listen([CONNECT, send(entry[6:]) * count])
         assert heard.events[1:] == listen([CONNECT, send(entry)]).events[1:] * count
+
+
+@pytest.mark.parametrize("values, expected", [
+    (["0"], 1 << 8), (["4"], 5 << 8), (["9"], 10 << 8), (["9", "1"], 2 << 8), (["9", "urgent"], 0),
+    (["10"], 0), ([""], 0),
+], ids=str)
+@pytest.mark.parametrize("frames", [1, 64])
+def test_the_priority_of_a_message_is_in_its_flags(values, expected, frames):
+    """The last property of the name counts, and a value that is no priority leaves the message without one."""
+    properties = [api.KeyValue(key=job_properties.PRIORITY_PROPERTY, value=value) for value in values]
+    frame = send(entry_of(message_metadata(properties=properties)))
+    rows = [row for _, row, _ in listen([CONNECT, frame * frames]).events[1:]]
+    assert [row[FIELDS.index("flags")] for row in rows] == [expected | sends.KEPT_CHECKSUM] * frames
+    found = job_properties.priorities_of(np.array([expected], np.uint32), sends.IS_CHUNK)
+    assert found.tolist() == [(expected >> 8) - 1 if expected else 4]
+
+
+@pytest.mark.parametrize("frames", [1, 64])
+def test_the_time_to_live_of_a_message_is_in_its_flags(frames):
+    """It stands beside the priority, and a run of frames that look alike has it too."""
+    properties = [api.KeyValue(key="geminga.ttl", value="30s"),
+                  api.KeyValue(key=job_properties.PRIORITY_PROPERTY, value="9")]
+    frame = send(entry_of(message_metadata(properties=properties)))
+    rows = [row for _, row, _ in listen([CONNECT, frame * frames]).events[1:]]
+    flags = np.array([row[FIELDS.index("flags")] for row in rows], np.uint32)
+    assert len(flags) == frames and set(job_properties.ttls_of(flags).tolist()) == {30_000}
+    assert set(job_properties.priorities_of(flags, sends.IS_CHUNK).tolist()) == {9}
+
+
+def test_a_chunk_counts_as_one_without_a_priority():
+    """The bits of a priority have the number of a chunk, however high."""
+    flags = np.arange(64, dtype=np.uint32) << 8
+    assert set(job_properties.priorities_of(flags | sends.IS_CHUNK, sends.IS_CHUNK).tolist()) == {4}
 
 
 @pytest.mark.parametrize("chunk_id, count, expected", [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from geminga.supervisor.replication import reports
+from geminga.workers.replication import reports
 
 from ..harness import Broker, eventually, request, unique_topic
 from .far import FarCluster
@@ -89,8 +89,17 @@ class Replication:
         except reports.NoReplicator:
             return {}
 
+    def failed_lane(self, topic: str, remote: str) -> dict:
+        """Return the state of a lane that stopped with an error; a new lane waits for its connection without one."""
+        return eventually(lambda: (it := self.lane(topic, remote)).get("state") == "waiting" and it["error"] and it)
+
     def link(self, remote: str) -> dict:
-        return asyncio.run(reports.ask(self.broker.data_dir, []))[0].get(remote, {"error": "", "connected": False})
+        """Return the state of the connections to a cluster; one without an error while there are none."""
+        none = {"error": "", "connected": False}
+        try:
+            return asyncio.run(reports.ask(self.broker.data_dir, []))[0].get(remote, none)
+        except reports.NoReplicator:      # it starts when it is first needed
+            return none
 
     def backlog(self, topic: str, remote: str) -> int:
         """Return the messages that wait for a cluster, -1 while the topic's owner is being started."""

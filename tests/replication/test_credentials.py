@@ -6,7 +6,7 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.replication.records import WrongRecord, place_of
+from geminga.workers.replication.records import WrongRecord, addresses_of
 
 from ..harness import eventually
 from .conftest import arrive, numbered
@@ -93,10 +93,10 @@ def test_credentials_that_are_refused_are_told(replication):
 ])
 def test_a_record_that_cannot_be_used_is_told_by_its_field(record, text):
     with pytest.raises(WrongRecord, match=text):
-        place_of(record)
+        addresses_of(record)
 
 
 def test_a_record_may_list_several_addresses():
-    place = place_of({"brokerServiceUrl": "pulsar://a:1,b:2, c:3", "serviceUrl": "http://a:8080,b:8080"})
-    assert place.urls == ["pulsar://a:1", "pulsar://b:2", "pulsar://c:3"]
-    assert place.admin_url == "http://a:8080"
+    addresses = addresses_of({"brokerServiceUrl": "pulsar://a:1,b:2, c:3", "serviceUrl": "http://a:8080,b:8080"})
+    assert addresses.urls == ["pulsar://a:1", "pulsar://b:2", "pulsar://c:3"]
+    assert addresses.admin_url == "http://a:8080"

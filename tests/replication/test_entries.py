@@ -9,8 +9,8 @@ from crc32c import crc32c
 from geminga.proto import frames as wire
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.replication.entries import CannotSend, Rewriter, UnknownSchema, runs
-from geminga.supervisor.replication.frames import Unreadable, whole_frames
+from geminga.workers.replication.entries import CannotSend, Rewriter, UnknownSchema, runs
+from geminga.workers.replication.frames import Unreadable, whole_frames
 
 T = api.BaseCommand.Type
 POSITION = names.POSITION_PROPERTY

@@ -19,7 +19,7 @@ def test_a_remote_that_is_away_costs_few_tries_and_is_told_once(replication):
         replication.publish(topic, numbered(10))
     link = eventually(lambda: (link := replication.link(name)).get("error") and link)
     assert "Connection refused" in link["error"] and not link["connected"] and link["downSince"]
-    told = replication.figures(topics[0], name)
+    told = eventually(lambda: (told := replication.figures(topics[0], name)).get("lastError") and told)
     assert not told["connected"] and "Connection refused" in told["lastError"] and told["replicationBacklog"] == 10
     assert "Connection refused" in replication.why(topics[0], name)["causes"][0]["error"]
     back = type(far)(port=port)

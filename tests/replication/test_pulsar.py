@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Record, String
 
-from ..harness import HANG_MS, eventually, messages_of, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, eventually, free_port, messages_of, partitioned_topic, request, unique_topic
 from . import growing_out
 from .conftest import numbered, replicate, set_clusters
 from .test_mirror import Site
@@ -37,14 +36,9 @@ class Real(NamedTuple):
     http_url: str
 
 
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    ports = _free_port(), _free_port()
+    ports = free_port(), free_port()
     folder = tmp_path_factory.mktemp("pulsar")
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -118,7 +112,7 @@ def test_a_topic_that_is_terminated_there_stops_with_the_reason(replication, rea
     replication.publish(topic, numbered(3))
     lane = eventually(lambda: "erminated" in (lane := replication.lane(topic, NAME))["error"] and lane)
     assert not lane["connected"]
-    assert replication.backlog(topic, NAME) == 3
+    eventually(lambda: replication.backlog(topic, NAME) == 3)
 
 
 # -- replicated subscriptions

@@ -6,8 +6,8 @@ import pytest
 
 from geminga.proto import frames as wire
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.replication.frames import whole_frames
-from geminga.supervisor.replication.receipts import NeverSent, Unanswered, receipts
+from geminga.workers.replication.frames import whole_frames
+from geminga.workers.replication.receipts import NeverSent, Unanswered, receipts
 
 T = api.BaseCommand.Type
 MINUS_ONE = (1 << 64) - 1

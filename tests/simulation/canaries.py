@@ -19,18 +19,18 @@ from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.disk import files
-from geminga.storage.dispatch import failover
+from geminga.storage.dispatch import by_priority, failover
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.open_topics import acknowledge
+from geminga.storage.open_topics.decisions import Decisions, Outbox
 from geminga.storage.owner.dispatching import Dispatching
 from geminga.storage.owner.owner import Owner
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.runtime.counters import Counters
-from geminga.storage.topics import acknowledge
-from geminga.storage.topics.decisions import Outbox
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer
 
@@ -140,24 +140,24 @@ def an_acknowledgement_is_undone():
 
 @canary("what was acknowledged stays so, and nothing else is", "totals add up")
 def acknowledgements_are_not_in_the_journal():
-    yield Owner, "note_many", nothing
+    yield Decisions, "note_many", nothing
 
 
 @canary("every acknowledgement that asks is answered")
 def an_acknowledgement_is_not_answered():
-    def acks_by_consumer(right, rows):
+    def by_consumer(right, rows):
         found = right(rows)
         for acks in found.values():
             acks.requests = acks.requests[1:]
         return found
-    yield sometimes(acknowledge, "acks_by_consumer", acks_by_consumer, 3)
+    yield sometimes(acknowledge, "few_by_consumer", by_consumer, 3)
 
 
 @canary("totals add up", "totals are the model's own")
 def totals_are_wrong():
-    def count(right, owner, subscription, reason, messages):
-        right(owner, subscription, reason, messages + 1)
-    yield sometimes(Owner, "count", count, 5)
+    def count(right, decisions, subscription, reason, messages):
+        right(decisions, subscription, reason, messages + 1)
+    yield sometimes(Decisions, "count", count, 5)
 
 
 @canary("what is left of a batch is said", "totals add up", "what an owner holds agrees with itself")
@@ -173,11 +173,13 @@ def a_delivery_comes_twice():
         right(*arguments)
         right(*arguments)
     yield sometimes(Dispatching, "_deliver", deliver, 5)
+    yield sometimes(Outbox, "run", deliver, 5)
 
 
 @canary("what is due is delivered")
 def a_delivery_is_held_back():
     yield sometimes(Dispatching, "_dispatch", nothing, 5)
+    yield sometimes(Dispatching, "_deliver_appended", lambda right, *_: True, 5)
 
 
 @canary("entries are delivered in order")
@@ -185,6 +187,12 @@ def deliveries_come_in_another_order():
     def next_batches(right, *arguments):
         return right(*arguments)[::-1]
     yield sometimes(Exclusive, "next_batches", next_batches, 1)
+    yield Exclusive, "takes_appended", nothing
+
+
+@canary("the highest priority goes first")
+def priorities_are_forgotten():
+    yield by_priority, "priorities_of", lambda flags, _: np.full(len(flags), 4, np.uint8)
 
 
 @canary("one consumer is active", "what is due is delivered")
@@ -251,7 +259,7 @@ def files_are_not_synced_at_a_checkpoint():
     yield without(journal, "write_checkpoint", "sync(path, os.fdatasync)")
 
 
-@canary(*_KEPT, "nothing but the disk's own failures ends an owner")
+@canary(*_KEPT, "nothing but the disk's own failures ends an owner", "a crash damages nothing")
 def folders_are_not_synced_at_a_checkpoint():
     for module in (checkpoints, journal):
         yield module, "sync", lambda path, how: None if how is os.fsync else files.sync(path, how)

@@ -15,11 +15,12 @@ from .model import SLACK_MS, Broken, Consumer, Position, State, Subscription, To
 # -- what a consumer was given
 
 def given(
-    subscription: Subscription, consumer: Consumer, position: Position, redeliveries: int, words: list[int], now_ms: int
+    subscription: Subscription, consumer: Consumer, position: Position, redeliveries: int, words: list[int],
+    now_ms: int, *, is_by_priority: bool = False,
 ) -> None:
     """Check a delivery: the entry was due and free, and its redelivery count and ack set are right.
 
-    The model then has the entry with this consumer.
+    The model then has the entry with this consumer.  is_by_priority: Shared consumers get the highest priority first.
     """
     topic = subscription.topic
     demand(position in topic.log, "only what was published is delivered", position)
@@ -41,6 +42,11 @@ def given(
         return
     demand(position not in subscription.out, "nothing is delivered twice", f"{subscription.name} {position}")
     demand(entry.deliver_at <= now_ms, "nothing is delivered before its time", f"{subscription.name} {position}")
+    if subscription.kind == SubType.Shared and is_by_priority:
+        before = [other for other in subscription.due(now_ms - SLACK_MS)
+                  if (-topic.log[other].priority, other) < (-entry.priority, position)
+                  and not subscription.holders_of_chunks(other)]      # the rest of a message waits for its consumer
+        demand(not before, "the highest priority goes first", f"{subscription.name} {position} {before[:3]}")
     if subscription.kind == SubType.Key_Shared and entry.key is not None:
         of_key = [other for other, one in topic.log.items() if one.key == entry.key
                   and subscription.unacknowledged(other)]
@@ -236,11 +242,12 @@ def whoever_waited_goes_on(topic: Topic, partition: Partition) -> None:
     for subscription in [one for one in topic.subscriptions.values() if one.is_durable]:
         found = state_of(topic, partition, subscription.name, True)
         stored.discard(subscription.name)
-        demand(any(found is low if None in (low, found) else found.lies_between(low, high, topic.log)
-                   for low, high in subscription.candidates),
+        mine, filtered = subscription.filtered(found), subscription.filtered
+        candidates = [(filtered(low), filtered(high)) for low, high in subscription.candidates]
+        demand(any(mine is low if None in (low, mine) else mine.lies_between(low, high, topic.log)
+                   for low, high in candidates),
                "what was acknowledged stays so, and nothing else is",
-               f"{topic.name} {subscription.name}: "
-               f"{[_difference(found, low, high) for low, high in subscription.candidates]}")
+               f"{topic.name} {subscription.name}: {[_difference(mine, low, high) for low, high in candidates]}")
         subscription.state = found
         subscription.candidates = [(found, found)]
     demand(not stored, "subscriptions that are deleted stay so", stored)
@@ -278,7 +285,7 @@ def counters(rig, topics: list[Topic]) -> None:
     """Check that no counter is below zero, and that counts of present things are right."""
     numbers = rig.counters.read()
     demand(min(numbers.values()) >= 0, "counters are not below zero", numbers)
-    demand(numbers["partitions_open"] == len(rig.owner.by_name), "counters are right", numbers)
+    demand(numbers["partitions_open"] == len(rig.owner.topics.by_name), "counters are right", numbers)
     consumers = sum(len(subscription.consumers) for topic in topics for subscription in topic.subscriptions.values())
     demand(numbers["consumers"] == consumers, "counters are right", f"{numbers['consumers']} for {consumers} consumers")
     producers = sum(producer.handle != 0 for topic in topics for producer in topic.producers)
@@ -287,7 +294,7 @@ def counters(rig, topics: list[Topic]) -> None:
 
 def partition_of(rig, topic: Topic) -> Partition | None:
     """Return the topic's partition if the owner has opened it, else None."""
-    return rig.owner.by_name.get(names.parse(topic.name))
+    return rig.owner.topics.by_name.get(names.parse(topic.name))
 
 
 def stored_once(topic: Topic) -> None:

@@ -1,5 +1,6 @@
 """What happens in a world: each step one of ACTIONS."""
 import contextlib
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,12 @@ KINDS = [*SubType.values(), SubType.Failover, SubType.Key_Shared, SubType.Key_Sh
 
 
 class Life(World):
+    def __init__(self, seed: int, folder: Path):
+        super().__init__(seed, folder)
+        # Nothing is drawn for it: the other worlds stay what they are.
+        self.is_by_priority = seed % 10 == 2
+        self.options["message_priority"] = self.is_by_priority
+
     def step(self) -> None:
         self.deaf = set()
         if self.disk.fate.is_full and self.chance.random() < 0.3:
@@ -169,11 +176,15 @@ class Life(World):
             subType=subscription.kind,
             consumer_id=consumer.object_id, request_id=consumer.object_id, consumer_name=consumer.name,
             durable=subscription.is_durable,
-            initialPosition=self._initial)
+            initialPosition=self._initial, **self._asking(subscription))
         answers = self._ask(section, envelope.CONSUMER_READY, consumer)
         return consumer if answers is not None and consumer.handle else None
 
     _initial = 1
+
+    def _asking(self, subscription: Subscription) -> dict:
+        """Return more fields of the SUBSCRIBEs of a subscription."""
+        return {}
 
     def another_consumer(self) -> None:
         topic = self._topic()
@@ -232,9 +243,13 @@ class Life(World):
         deliver_at = 0
         if chance.random() < 0.1:
             deliver_at = fields["deliver_at_time"] = self.now_ms + chance.choice([1, 50, 2_000])
+        priority = number * 7 % 13 if self.is_by_priority else 10      # above 9 it has none, and counts as 4
+        if priority < 10:
+            fields["properties"] = [{"key": "geminga.priority", "value": str(priority)}]
         payload = b"%d " % number + bytes([120]) * (chance.choice([0, 10, 300, 2_000]) if size is None else size)
         data = entry_of(payload, batch=batch, sequence_id=producer.next_sequence, publish_time=self.now_ms, **fields)
-        return Entry(data, batch or 1, key, deliver_at, producer.name, producer.next_sequence)
+        return Entry(data, batch or 1, key, deliver_at, producer.name, producer.next_sequence,
+                     priority=priority if priority < 10 else 4)
 
     def _entries(self, producer: Producer) -> list[Entry]:
         """Return a new message as one entry, or as chunks."""
@@ -378,11 +393,12 @@ class Life(World):
         self._change(subscription)
         if batches and chance.random() < 0.5:
             position, left = chance.choice(batches), chance.getrandbits(71) | chance.getrandbits(71)
+            left, told = self._ack_set(subscription, position, left)
             if not (is_cumulative and subscription.is_spread):
                 if is_cumulative:
                     subscription.acknowledge([other for other in subscription.topic.log if other < position])
                 subscription.acknowledge([position], left)
-            words = left & (1 << 64) - 1, left >> 64
+            words = told & (1 << 64) - 1, told >> 64
             return [self.rig.ack_part(consumer, position, *words, cumulative=is_cumulative, request_id=request_id)]
         if not is_cumulative:
             subscription.acknowledge(known)
@@ -391,6 +407,10 @@ class Life(World):
             if there:
                 subscription.acknowledge(subscription.up_to(max(there)))
         return [self.rig.acks(consumer, *positions, cumulative=is_cumulative, request_id=request_id)]
+
+    def _ack_set(self, subscription: Subscription, position: Position, left: int) -> tuple[int, int]:
+        """Return (bits of a batch's messages that are left, the bits that a client says)."""
+        return left, left
 
     def _acknowledge(
         self, subscription: Subscription, consumer: Consumer, positions: list[Position], *, is_asked: bool

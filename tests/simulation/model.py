@@ -6,7 +6,7 @@ and what was asked for since: `Subscription.candidates`.  What is found then is 
 """
 from dataclasses import dataclass, field
 
-from geminga.storage.cursors.cursor import ACKNOWLEDGED
+from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, SKIPPED
 from geminga.storage.topics.subscription import SubType
 
 START = (-1, -1)
@@ -39,10 +39,19 @@ class Entry:
     is_chunk: bool = False
     chunk: int = 0
     is_stored: bool = False
+    priority: int = 4
+    matching: int = -1                    # bits of messages that match the filter of subscriptions with one
+    published: int = 0
+    ttl_ms: int = 0                       # 0: it does not expire by a time of its own
 
     @property
     def whole(self) -> int:
         return (1 << self.messages) - 1
+
+    @property
+    def expires_from(self) -> int:
+        """The earliest time at which the entry may expire, of those with a time to live."""
+        return self.published + self.ttl_ms
 
 
 @dataclass(eq=False)
@@ -119,6 +128,7 @@ class Subscription:
     consumers: list[Consumer] = field(default_factory=list)
     out: dict[Position, Consumer] = field(default_factory=dict)       # who has it, where entries are spread
     read: Position = START                                            # the last that the active consumer was given
+    is_filtered: bool = False
 
     @property
     def is_spread(self) -> bool:
@@ -146,6 +156,27 @@ class Subscription:
                 and (log[other].producer, log[other].sequence_id) == (entry.producer, entry.sequence_id)]
 
     # -- what happens to it
+
+    def filter_up_to(self, state: State, end: Position) -> None:
+        """Acknowledge what does not match, before a position, in a state of this subscription."""
+        for position, entry in self.topic.log.items():
+            if position < end:
+                state.acknowledge(position, entry, entry.matching, SKIPPED)
+
+    def filtered(self, state: State | None) -> State | None:
+        """Return a state as it is once everything was looked at; a kill may lose how far that was."""
+        due = [one for one in self.topic.log.items() if one[1].ttl_ms and one[1].expires_from <= self.topic.expired_by]
+        if state is None or not (self.is_filtered or due):
+            return state
+        state = state.copy()
+        for position, entry in due:
+            state.acknowledge(position, entry, reason=EXPIRED)
+        if self.is_filtered:
+            self.filter_up_to(state, self.topic.end)
+        for reason in SKIPPED, EXPIRED:      # a client may have come first
+            state.totals[ACKNOWLEDGED] += state.totals[reason]
+            state.totals[reason] = 0
+        return state
 
     def acknowledge(self, positions: list[Position], keep: int = 0, reason: int = ACKNOWLEDGED) -> None:
         for position in positions:
@@ -199,6 +230,7 @@ class Topic:
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     producers: list[Producer] = field(default_factory=list)
     is_terminated: set[bool] = field(default_factory=lambda: {False})     # what it may be
+    expired_by: int = -1                  # entries that expire by then may have done so in a process that has ended
     # else a crash has left it, and nobody has looked since
     is_known: bool = True
 

@@ -204,6 +204,16 @@ class Owners(World):
         self.say("process", index, process.serial, self.disk.calls)
         return True
 
+    def start_some(self) -> None:
+        """Start owners that do not serve, sometimes another number of them."""
+        if not self.processes:
+            if self.is_moving and self.chance.random() < 0.5:
+                self.owners = 3 - self.owners
+            return self.start_all(has_faults=True)
+        for index in range(self.owners):
+            if index not in self.processes and self.chance.random() < 0.7 and not self.start(index):
+                return
+
     # -- ends
 
     def restart(self) -> None:
@@ -258,6 +268,48 @@ class Owners(World):
             self.count("stops")
             self.lose(process, is_stopped=True)
             self.disk.begin_process()
+
+    # -- what happens to owners
+
+    def faults_go_on(self) -> None:
+        """Let faults begin and end, threads run, owners start, and some of what is under way arrive."""
+        if self.disk.fate.is_full and self.chance.random() < 0.3:
+            self.disk.fate.room = None
+        if self.disk.fate.files_left is not None and self.chance.random() < 0.5:
+            self.disk.fate.files_left = None
+        if self.disk.fate == Fate():
+            self._draw_fate(0.08)
+        if self.processes and self.chance.random() < 0.2:
+            self._enter(self.chance.choice(list(self.processes.values())))
+            self.guard(lambda: [self.turns.some() for _ in range(self.chance.randint(1, 20))])
+            if self.is_dying:
+                self.die()
+        if self.chance.random() < 0.5:
+            self.start_some()
+        if self.chance.random() < 0.7:
+            self.tell_news()
+        if self.chance.random() < 0.6:
+            self.carry()
+        self.note_known()
+
+    def time_passes(self) -> None:
+        self.now_ms += self.chance.choice([1, 20, 20, 100, 100, 500, 5_000, 60_000])
+        self.pass_of_all()
+
+    def pass_of_all(self, after_ms: int = 0) -> None:
+        """Run a pass of each owner."""
+        self.now_ms += after_ms
+        for process in list(self.processes.values()):
+            self.pass_of(process)
+
+    def killed(self) -> None:
+        if self.processes:
+            self._enter(self.chance.choice(list(self.processes.values())))
+            self.die()
+
+    def stopped(self) -> None:
+        if self.processes:
+            self.stop_one(self.chance.choice(list(self.processes.values())))
 
     # -- passes
 
@@ -336,4 +388,4 @@ def _hear(process: Process, index: int, serial: int | None) -> None:
         process.links.disconnect(index)
     else:
         process.links.connect(index, serial)
-        process.rig.owner.exchange.owner_is_up(index)
+        process.rig.owner.owner_is_up(index)

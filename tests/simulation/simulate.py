@@ -1,8 +1,7 @@
 """Worlds under seeds: .venv/bin/python tests/simulation/simulate.py --seed N [--seeds 10000] [--steps 60] [--verbose]
 [--canary NAME]
 
-The first that breaks a promise ends the run, with the command that shows it again.  One world in TRANSACTIONS_EACH has
-transactions, and up to two owners.
+The first that breaks a promise ends the run, with the command that shows it again.  WORLDS has the kinds of worlds.
 """
 import argparse
 import contextlib
@@ -23,11 +22,17 @@ from . import world
 from .canaries import CANARIES
 from .life import Life
 from .model import Broken
+from .scalable_canaries import SCALABLE_CANARIES
+from .scalable_life import ScalableLife
+from .schedule_life import SCHEDULE_CANARIES, ScheduleLife
 from .transaction_canaries import TRANSACTION_CANARIES
 from .transaction_life import TransactionLife
 
 STEPS = 60
-TRANSACTIONS_EACH = 5
+# The kinds of worlds, which seeds take in turn.  Those of scalable topics and of transactions have one or two owners.
+WORLDS = Life, Life, Life, ScalableLife, TransactionLife, ScheduleLife
+OF_CANARIES = {Life: CANARIES, ScalableLife: SCALABLE_CANARIES, TransactionLife: TRANSACTION_CANARIES,
+               ScheduleLife: SCHEDULE_CANARIES}
 MEMORY = Path("/dev/shm")
 
 
@@ -40,9 +45,14 @@ def make_template() -> None:
         world.TEMPLATE["bytes"] = path.read_bytes()
 
 
-def has_transactions(seed: int) -> bool:
-    """Whether the world of this seed has transactions."""
-    return seed % TRANSACTIONS_EACH == TRANSACTIONS_EACH - 1
+def world_of(seed: int, canary: str = "") -> type[world.World]:
+    """Return what the world of a seed has; that of a canary has what the canary breaks."""
+    return next((life for life, canaries in OF_CANARIES.items() if canary in canaries), WORLDS[seed % len(WORLDS)])
+
+
+def all_canaries() -> dict[str, tuple]:
+    """Return the canaries of all worlds."""
+    return {name: canary for canaries in OF_CANARIES.values() for name, canary in canaries.items()}
 
 
 def simulate(
@@ -52,9 +62,9 @@ def simulate(
     if not world.TEMPLATE:
         make_template()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        life = (TransactionLife if has_transactions(seed) else Life)(seed, Path(folder))
+        life = world_of(seed, canary)(seed, Path(folder))
         life.verbose = is_verbose
-        with (CANARIES | TRANSACTION_CANARIES)[canary][0]() if canary else contextlib.nullcontext():
+        with all_canaries()[canary][0]() if canary else contextlib.nullcontext():
             life.live(steps)
     counts = (
         life.counts
@@ -85,15 +95,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each world")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
     parser.add_argument("--keep-going", action="store_true", help="also after one that breaks a promise")
-    parser.add_argument("--canary", default="", choices=sorted(CANARIES | TRANSACTION_CANARIES),
+    parser.add_argument("--canary", default="", choices=sorted(all_canaries()),
                         help="what is wrong with the owners")
     parser.add_argument("--identity", action="store_true",
-                        help="only print what identifies all that happens under the first seed")
+                        help="only print what identifies all that happens under each seed")
     parser.add_argument("--verbose", action="store_true", help="tell what happens")
     options = parser.parse_args()
     make_template()
     if options.identity:
-        print(simulate(options.seed, options.steps)[0])
+        print(*(simulate(options.seed + number, options.steps)[0] for number in range(options.seeds)), sep="\n")
         return 0
     totals: dict[str, int] = {}
     begun, failed = time.monotonic(), 0

@@ -4,6 +4,7 @@ A canary leaves out one call (steps.py), and either random worlds show it (NOTIC
 A call with a reason is left to the test that the reason names, or loses nothing.
 """
 from geminga.storage.admin import housekeeping
+from geminga.storage.catalogue.database import Database
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
@@ -22,19 +23,22 @@ from geminga.storage.ledgers.checkpoints import FileSnapshot, SnapshotFile
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, backup_items, repair, restore
+from geminga.storage.open_topics import backup_snapshot, compacted_views, disk_space
+from geminga.storage.open_topics.durability import Durability
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.owner import recovery
-from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.owner_pass import Pass
-from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.recovery import Recovery
-from geminga.storage.owner.trimming import Trimming
 from geminga.storage.runtime import unix_sockets
 from geminga.storage.topics import exported
-from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
+from geminga.storage.upkeep import delayed_scheduler, hole_punching
+from geminga.storage.upkeep.trimming import Trimming
 
 from . import scenes
 from .canaries import CANARIES, patched
+from .scalable_canaries import SCALABLE_CANARIES
 from .steps import Step, left_out
+from .transaction_canaries import TRANSACTION_CANARIES
 
 PROMISES = {
     "receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted",
@@ -47,7 +51,7 @@ PROMISES = {
 
 NOTICED = {
     "a_pass_is_not_synced": Step(Journal.sync, "os.fdatasync("),
-    "an_answer_comes_before_its_sync": Step(Durability._sync_when_due, "owner.journal.sync()"),
+    "an_answer_comes_before_its_sync": Step(Durability._sync_when_due, "decisions.journal.sync()"),
     "the_end_of_a_segment_is_not_synced": Step(Journal._roll, "self.sync()"),
     "a_checkpoint_puts_nothing_on_disk": Step(Journal._write_and_retire, "write_checkpoint("),
     "a_checkpoint_retires_nothing": Step(Journal._write_and_retire, "retire(segment"),
@@ -57,9 +61,10 @@ NOTICED = {
     "the_name_of_a_new_segment_is_not_synced": Step(journal_segments.make_segment, "sync(path.parent"),
     "ledgers_are_not_synced": Step(checkpoints.write_checkpoint, "sync(path, os.fdatasync)"),
     "names_of_ledgers_and_states_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 0),
-    "names_of_partitions_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 1),
+    "the_name_of_a_new_partition_is_not_synced": Step(Database.commit, "sync(folder, os.fsync)"),
     "the_name_of_a_journal_is_not_synced": Step(journal.open_journal, "sync(above"),
-    "segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
+    "retired_segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
+    "segments_of_a_start_are_not_synced": Step(journal_reader.make_sure, "os.fdatasync("),
     "a_segment_that_failed_is_not_copied": Step(journal_reader.rescue, "write_anew("),
     "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "checkpoints.write_checkpoint("),
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
@@ -80,6 +85,17 @@ NOTICED = {
     "a_pass_does_not_sync_when_due": Step(Pass.end, "self.sync("),
 }
 
+# Steps that only worlds of scalable topics take, which delete segments.
+NOTICED_IN_DELETIONS = {
+    "the_folder_of_a_deleted_segment_stays": Step(TopicTable._delete_files, "file.remove("),
+    "files_of_a_deleted_segment_stay": Step(StateFile.remove, "shutil.rmtree("),
+}
+
+# A step that only worlds of transactions show: a new folder of a table gets its name from nothing else.
+NOTICED_IN_TRANSACTIONS = {
+    "names_of_tables_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 1),
+}
+
 SCENES = {
     scenes.power_fails_in_a_checkpoint: [Step(Journal._collect, "self.sync()")],
     scenes.power_fails_after_a_stop_behind_a_checkpoint: [Step(Journal._write_and_retire, "os.fdatasync(")],
@@ -87,7 +103,7 @@ SCENES = {
     scenes.power_fails_when_owners_move: [
         Step(recovery.recover, "journal_reader.make_sure("), Step(journal_reader.make_sure, "os.fdatasync(")],
     scenes.power_fails_when_owners_move_after_a_failed_sync: [Step(journal_reader.make_sure, "write_again(")],
-    scenes.power_fails_after_a_start_behind_a_failed_sync: [Step(journal.open_journal, "write_again(")],
+    scenes.power_fails_after_a_start_behind_a_failed_sync: [Step(journal_reader.make_sure, "write_again(")],
     scenes.power_fails_after_a_start_without_room: [Step(journal.open_journal, "write_checkpoint(")],
     scenes.power_fails_in_a_rescue: [
         Step(journal_reader.rescue, "sync(folder", 0), Step(files.write_anew, "os.fsync(")],
@@ -99,6 +115,7 @@ SCENES = {
 
 _AS_A_WHOLE = "The disk of the simulation syncs as a whole; that of tests/crash/test_power.py does not."
 _SPACE = "Left out it costs space, and no promise of the simulation is about that."
+_FOLDER = "Left out, a power cut within a few calls of a deletion leaves its folder, which too few worlds show."
 UNNOTICED = {
     Step(Journal._set_aside, "self._segment.path.rename("):
         "It keeps a medium that failed out of use, which "
@@ -118,8 +135,9 @@ UNNOTICED = {
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
     Step(delayed_scheduler._write, "write_anew("):
         "A start rebuilds an index that was not saved, which takes time; test_delays_files.py fails without it.",
-    Step(recovery.replay, "StateFile("): "The simulation deletes no topic.",
-    Step(recovery.replay, "sync(folder"): "The simulation deletes no topic.",
+    Step(TopicTable._delete_files, "self._decisions.journal.sync("): _FOLDER,
+    Step(recovery.replay, "StateFile("): _FOLDER,
+    Step(recovery.replay, "sync(folder"): _FOLDER,
     Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(files._sync_each, "sync(path"): _AS_A_WHOLE,
     Step(files._sync_each, "sync(folder"): _AS_A_WHOLE,
@@ -131,9 +149,6 @@ UNNOTICED = {
         "Each start then takes the owners for moved, which only takes time; "
         "test_who_wrote_the_journals_is_known_by_number fails.",
     Step(WindowFiles.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
-    Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
-    Step(PartitionTable.delete, "file.remove("): "The simulation deletes no topic.",
-    Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",
     Step(ledger_files.give_back_rows, "os.fsync("): "No ledger of the simulation is large enough.",
     Step(ledger_files.give_back_rows, "fresh.replace("): "No ledger of the simulation is large enough.",
     Step(ledger_files.give_back_rows, "fresh.unlink("): "No ledger of the simulation is large enough.",
@@ -145,7 +160,7 @@ OUT_OF_REACH = {
     backup_items: "The simulation makes no backup.",
     compacted_ledgers: "The simulation compacts nothing.",
     data_folder: "The supervisor calls it before owners start.",
-    housekeeping: "The simulation deletes no topic.",
+    housekeeping: "The simulation has no nights, which remove what interrupted deletions have left.",
     hole_punching: "No ledger of the simulation is large enough for holes.",
     repair: "It runs while no owner does.",
     restore: "It runs while no owner does.",
@@ -163,9 +178,13 @@ FOLDERS_OUT_OF_REACH = {
 
 
 def add_canaries() -> None:
-    """Add a canary for each step of NOTICED to CANARIES."""
-    for name, step in NOTICED.items():
-        CANARIES[name] = lambda step=step: patched(iter(left_out(step))), PROMISES
+    """Add a canary for each step that random worlds notice."""
+    lost_table = TRANSACTION_CANARIES["the_table_of_a_coordinator_is_not_written"][1]
+    for canaries, steps, promises in (
+            (CANARIES, NOTICED, PROMISES), (SCALABLE_CANARIES, NOTICED_IN_DELETIONS, PROMISES),
+            (TRANSACTION_CANARIES, NOTICED_IN_TRANSACTIONS, lost_table)):
+        for name, step in steps.items():
+            canaries[name] = lambda step=step: patched(iter(left_out(step))), promises
 
 
 def is_about(step: Step, module: str, function: str, call: str, number: int) -> bool:

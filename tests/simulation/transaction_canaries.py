@@ -41,7 +41,7 @@ def canary(*promises: str):
 
 @canary(*_LOST, "an end may be asked for again")
 def a_decision_is_not_synced():
-    yield without(Coordinator, "_decide", "self._owner.answer_needs_sync()")
+    yield without(Coordinator, "_decide", "self._decisions.answer_needs_sync()")
 
 
 @canary(*_LOST, *_LEFT)
@@ -95,7 +95,8 @@ def another_owner_is_not_told_again_what_was_added():
     yield sometimes(Coordinator, "_repeat", repeat, 1)
 
 
-@canary("an open transaction goes on", "nothing is refused without a cause", _HELD, *_LOST, *_SHOWN)
+@canary("an open transaction goes on", "nothing is refused without a cause",
+        "only messages of ended transactions are dropped", _HELD, *_LOST, *_SHOWN)
 def open_transactions_are_not_recovered():
     right = TransactionTable.apply
 

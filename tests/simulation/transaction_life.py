@@ -27,39 +27,12 @@ class TransactionLife(TransactionClients):
     """Clients that do something at random, and owners to which anything happens."""
 
     def step(self) -> None:
-        if self.disk.fate.is_full and self.chance.random() < 0.3:
-            self.disk.fate.room = None
-        if self.disk.fate.files_left is not None and self.chance.random() < 0.5:
-            self.disk.fate.files_left = None
-        if self.disk.fate == Fate():
-            self._draw_fate(0.08)
-        if self.processes and self.chance.random() < 0.2:
-            self._enter(self.chance.choice(list(self.processes.values())))
-            self.guard(lambda: [self.turns.some() for _ in range(self.chance.randint(1, 20))])
-            if self.is_dying:
-                self.die()
-        if self.chance.random() < 0.5:
-            self._start_some()
-        if self.chance.random() < 0.7:
-            self.tell_news()
-        if self.chance.random() < 0.6:
-            self.carry()
-        self.note_known()
+        self.faults_go_on()
         if self.chance.random() < 0.4:
             self.join()
         [action] = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))
         self.say(action.__name__)
         action(self)
-
-    def _start_some(self) -> None:
-        """Start owners that do not serve, sometimes another number of them."""
-        if not self.processes:
-            if self.is_moving and self.chance.random() < 0.5:
-                self.owners = 3 - self.owners
-            return self.start_all(has_faults=True)
-        for index in range(self.owners):
-            if index not in self.processes and self.chance.random() < 0.7 and not self.start(index):
-                return
 
     # -- ends of transactions
 
@@ -125,24 +98,6 @@ class TransactionLife(TransactionClients):
 
     # -- owners
 
-    def time_passes(self) -> None:
-        self.now_ms += self.chance.choice([1, 20, 20, 100, 100, 500, 5_000, 60_000])
-        self._pass_of_all()
-
-    def _pass_of_all(self, after_ms: int = 0) -> None:
-        self.now_ms += after_ms
-        for process in list(self.processes.values()):
-            self.pass_of(process)
-
-    def killed(self) -> None:
-        if self.processes:
-            self._enter(self.chance.choice(list(self.processes.values())))
-            self.die()
-
-    def stopped(self) -> None:
-        if self.processes:
-            self.stop_one(self.chance.choice(list(self.processes.values())))
-
     def unload(self) -> None:
         topic = self.chance.choice(self.names)
         if (process := self.owner_of(topic)) is not None:
@@ -175,7 +130,7 @@ class TransactionLife(TransactionClients):
         evidence: dict[Transaction, dict[str, str]] = {}
         try:
             while len(self.processes) < self.owners:
-                self._start_some()
+                self.start_some()
             self.settle()
             self._end_transactions()
             self._what_is_due_has_come()
@@ -203,7 +158,7 @@ class TransactionLife(TransactionClients):
                 self._ask_end(transaction, commits=True)
         by_bits = {transaction.bits: transaction for transaction in self.transactions}
         for process in list(self.processes.values()):      # a request to begin or to end one was lost
-            for each in process.rig.owner.coordinator.open_transactions:
+            for each in process.rig.owner.coordinator.transactions.open:
                 transaction = by_bits.get(names.transaction_bits(each.transaction))
                 if each.state == transaction_table.OPEN and transaction is not None and transaction.fate == ASKED:
                     self._ask_end(transaction, commits=True)
@@ -212,9 +167,9 @@ class TransactionLife(TransactionClients):
         self.settle()
         last = max((one.deadline_ms for one in self.transactions if one.deadline_ms - self.now_ms < FAR_MS),
                    default=0)
-        self._pass_of_all(max(0, last - self.now_ms) + TICK_MS)
+        self.pass_of_all(max(0, last - self.now_ms) + TICK_MS)
         for _ in range(2):      # partitions that could not be opened, and owners that have not answered, are told again
-            self._pass_of_all(AGAIN_MS)
+            self.pass_of_all(AGAIN_MS)
             self.settle()
         demand(not self.requests, "every request is answered", self.requests)
         demand(not self.waiting, "every send is answered", self.waiting)
@@ -248,7 +203,7 @@ class TransactionLife(TransactionClients):
     def _acknowledge_everything(self) -> None:
         """Acknowledge everything, and what is published then in a new ledger; the others are deleted."""
         for is_new in False, True, True:
-            self._pass_of_all(OLD_MS if is_new else 0)
+            self.pass_of_all(OLD_MS if is_new else 0)
             for topic in self.names:
                 producer = next(one for one in self.producers if one.topic == topic)
                 if is_new and self._connected(producer):
@@ -258,7 +213,7 @@ class TransactionLife(TransactionClients):
                     if subscription.topic == topic and consumer.got:
                         ack, consumer.got = Ack(None, {message: message.whole for message in consumer.got}), {}
                         self._acknowledge(consumer, ack, [(one.position, []) for one in ack.bits], is_asked=True)
-        self._pass_of_all()
+        self.pass_of_all()
         for topic in self.names:
             partition = self.owner_of(topic).rig.partition(topic)
             checks.space_is_given_back(partition, has_failed="failed sync" in self.disk.faults)
@@ -266,14 +221,15 @@ class TransactionLife(TransactionClients):
     def _nothing_is_left(self) -> None:
         """Check that no owner remembers anything of a transaction."""
         promise = "nothing is left of ended transactions"
-        self._pass_of_all(ENDED_MS)
+        self.pass_of_all(ENDED_MS)
         self.settle()
         for process in self.processes.values():
             owner = process.rig.owner
             coordinator, participant = owner.coordinator, owner.participant
-            demand(coordinator.active == 0, promise, coordinator.open_transactions)
+            demand(coordinator.transactions.active == 0, promise, coordinator.transactions.open)
             demand(not (coordinator._under_way or coordinator._early), promise, coordinator._under_way)
-            demand(not any(table._ended for table in coordinator._tables.values()), promise, coordinator._tables)
+            tables = coordinator.transactions.tables
+            demand(not any(table._ended for table in tables.values()), promise, tables)
             demand(not (participant._added or participant._later), promise, participant)
             demand(not process.links._waiting.get(1 - process.index), promise, process.links._waiting)
             for partition in process.rig.partitions:

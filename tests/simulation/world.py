@@ -17,13 +17,14 @@ from unittest import mock
 from zlib import crc32
 
 from geminga.proto import envelope, names
-from geminga.storage.catalogue import catalogue, stored_schemas, topics
+from geminga.storage.catalogue import catalogue, scalable_topics, stored_schemas, topics
 from geminga.storage.delayed import index, window_files
 from geminga.storage.disk import files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner import dispatching, durability, owner, owner_pass, publishing, recovery
+from geminga.storage.open_topics import durability
+from geminga.storage.owner import dispatching, owner_pass, publishing, recovery
 from geminga.storage.topics.partition import Partition
 from geminga.storage.upkeep import delayed_scheduler
 
@@ -79,6 +80,7 @@ class World:
             "key_shared_consistent_hashing": pick([True, False]), "deduplication": pick([True, False]),
             "discovery_grace_s": 0,
             "deduplication_inactivity_s": 1 << 30}
+        self.is_by_priority = False           # of messages to Shared consumers
         self.owners, self.move_chance = 1, pick([0, 0, 0.6])
         self.many, self.collected_max = pick([0, 64]), pick([1, 16])      # of checkpoints
         self.topics = [Topic(name, names.parse(name).partition, self.options["deduplication"])
@@ -116,10 +118,10 @@ class World:
             put(checkpoints, "_MANY", self.many)
             put(journal, "_COLLECTED_MAX", self.collected_max)
             put(checkpoints, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
+            for module in (owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
                            window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
-            for module in (stored_schemas, topics):
+            for module in (scalable_topics, stored_schemas, topics):
                 put(module, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)
             put(PurePath, "__hash__", lambda path: crc32(str(path).removeprefix(str(self.folder)).encode()))
@@ -142,7 +144,7 @@ class World:
             with self.disk.aside():
                 path.write_bytes(TEMPLATE["bytes"])
         found = catalogue.open_catalogue(path, *more)
-        found.database.connection.execute("PRAGMA synchronous = OFF")
+        found.connection.execute("PRAGMA synchronous = OFF")
         self.catalogues.append(found)
         return found
 
@@ -205,7 +207,7 @@ class World:
             ).close()
         started = Rig(self.disk.root, now_ms=self.now_ms, owners=self.owners, has_moved=is_moved, **self.options)
         for other in range(self.owners - 1):
-            started.owner.exchange.owner_is_up(other)
+            started.owner.owner_is_up(other)
         recovery.settle(self.disk.root, self.owners)
         return started
 
@@ -457,6 +459,7 @@ class World:
                 producer.unconfirmed.remove(entry)
         demand(not any(waiting.values()), "every send is answered",
                {key: len(found) for key, found in waiting.items() if found})
+        self._follow()
         for topic in self.topics:
             if topic.is_known and (partition := checks.partition_of(self.rig, topic)) is not None:
                 checks.chain(topic, partition)
@@ -466,12 +469,16 @@ class World:
             demand(handle in by_handle, "only who is there gets something", handle)
             consumer = by_handle[handle]
             for entry_id, redeliveries, words in gift:
-                checks.given(consumer.subscription, consumer, (ledger_id, entry_id), redeliveries, words, self.now_ms)
+                checks.given(consumer.subscription, consumer, (ledger_id, entry_id), redeliveries, words, self.now_ms,
+                             is_by_priority=self.is_by_priority)
                 self.count("deliveries")
             with self.disk.aside():
                 checks.delivered_bytes(self.disk.root, partition_id, ledger_id, [one[0] for one in gift],
                                        consumer.subscription.topic)
             self.say("given", consumer.name, ledger_id, [one[:2] for one in gift])
+
+    def _follow(self) -> None:
+        """Acknowledge in the model what the owner has acknowledged by itself in this pass."""
 
     def check(self, answers: Answers) -> None:
         checks.counters(self.rig, self.topics)
@@ -499,7 +506,7 @@ class World:
         def look():
             self.rig.owner.passes.begin(self.now_ms)
             try:
-                return (self.rig.owner.partition(name),)
+                return (self.rig.owner.topics.find(name),)
             except FAILURES as error:      # whoever asks is refused
                 self._check_injected(error)
                 return "not now"

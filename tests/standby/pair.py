@@ -8,15 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from ..harness import HANG_SECONDS, Broker, eventually, request
+from ..harness import HANG_SECONDS, Broker, eventually, free_port, request
 
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Standby(Broker):

@@ -11,7 +11,7 @@ from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import Feed
 from geminga.storage.standby.frames import Decoder
 
-from ..harness import HANG_MS, Broker, partitioned_topic
+from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, left_for, partitioned_topic
 
 pytestmark = pytest.mark.slow
 OWNERS = 2
@@ -48,18 +48,12 @@ class Line:
         self.copy.close()
 
 
-def contents(url, topic, subscription):
+def contents(broker, topic, subscription):
     """Return [(message id, payload)] of what a new subscription from the beginning, and an old one, get."""
-    client = pulsar.Client(url)
+    client = pulsar.Client(broker.service_url)
     try:
         consumer = client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
-        found = []
-        while True:
-            try:
-                message = consumer.receive(timeout_millis=700)
-            except pulsar.Timeout:
-                return sorted(found)
-            found.append((str(message.message_id()), message.data()))
+        return sorted((str(message.message_id()), message.data()) for message in left_for(broker, consumer))
     finally:
         client.close()
 
@@ -80,6 +74,7 @@ def test_a_copy_made_under_load_recovers_to_the_state_of_the_broker(tmp_path):
             if number % 500 == 0:
                 producer.flush()
                 client.create_producer(f"later-{number}").close()
+                stop.wait(10 * LOAD_PAUSE_SECONDS)
         producer.flush()
 
     publishing = threading.Thread(target=publish)
@@ -112,6 +107,6 @@ def test_a_copy_made_under_load_recovers_to_the_state_of_the_broker(tmp_path):
 def both(folder, topic):
     broker = Broker(folder).start()
     try:
-        return {name: contents(broker.service_url, topic, name) for name in ("all", "half", "new")}
+        return {name: contents(broker, topic, name) for name in ("all", "half", "new")}
     finally:
         broker.stop()

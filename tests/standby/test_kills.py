@@ -11,7 +11,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..crash.traffic import PAUSE_SECONDS, Publisher, Subscriber
-from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request
+from ..harness import HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, left_for, partitioned_topic, request
 from .pair import is_listening
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ class Load:
             thread.start()
 
     def _publish(self):
-        while not self._stop.is_set():
+        while not self._stop.wait(LOAD_PAUSE_SECONDS):
             try:
                 self._producer.send(b"%d" % len(self.answered))
             except pulsar.PulsarException:
@@ -78,19 +78,15 @@ class Load:
         self._client.close()
 
 
-def held(url, topic):
+def held(broker, topic):
     """Return the numbers that a topic of one partition holds, in their order, and those that SUBSCRIPTION gets."""
-    client = pulsar.Client(url)
+    client = pulsar.Client(broker.service_url)
     try:
         reader, found = client.create_reader(topic, pulsar.MessageId.earliest), []
         while reader.has_message_available():
             found.append(int(reader.read_next(HANG_MS).data()))
-        consumer, left = client.subscribe(topic, SUBSCRIPTION, pulsar.ConsumerType.Shared), []
-        while True:
-            try:
-                left.append(int(consumer.receive(1_000).data()))
-            except pulsar.Timeout:
-                return found, left
+        consumer = client.subscribe(topic, SUBSCRIPTION, pulsar.ConsumerType.Shared)
+        return found, [int(message.data()) for message in left_for(broker, consumer)]
     finally:
         client.close()
 
@@ -117,7 +113,7 @@ def test_a_lost_broker_costs_what_was_answered_within_the_lag(run):
         asked, state = time.monotonic(), standby.state()
     as_of = asked - state["lag_ms"] / 1_000
     assert standby.promote().returncode == 0
-    found, left = held(standby.service_url, topic)
+    found, left = held(standby, topic)
     assert found == list(range(len(found))) and publisher.before(as_of) <= set(found)
     done = subscriber.before(as_of)
     assert done and not done & set(left), "acknowledged before the lag, and there again"
@@ -148,7 +144,7 @@ def test_a_standby_and_its_feed_may_be_killed_at_any_moment(run, tmp_path):
     load.stop()
     standby.wait_complete()
     assert standby.promote().returncode == 0
-    found, left = held(standby.service_url, topic)
+    found, left = held(standby, topic)
     assert found == list(range(len(found))) and len(found) >= len(load.answered)
     # Acknowledgements that were on their way to an owner that was killed are lost: the client does not wait for them.
     assert set(found) - set(left) <= set(load.acknowledged)

@@ -5,7 +5,10 @@ import threading
 import pulsar
 import pytest
 
-from ..harness import HANG_MS, HANG_SECONDS, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, request, unique_topic
+from ..supervisor.test_scalable_data import fill
+from ..supervisor.test_scalable_data import read as read_all
+from ..workers.test_scalable_topics import create, url_of
 from .pair import GEMINGA, Standby, is_listening, ready_status
 
 pytestmark = pytest.mark.slow
@@ -45,7 +48,7 @@ def test_a_standby_takes_over_everything_and_its_broker_never_serves_again(run, 
     def go_on():
         client = pulsar.Client(broker.service_url, operation_timeout_seconds=3)
         producer = client.create_producer(topic, send_timeout_millis=3_000)
-        while not stop.is_set():
+        while not stop.wait(LOAD_PAUSE_SECONDS):
             try:
                 sent.append((str(producer.send(b"%d" % len(sent))), b"%d" % len(sent)))
             except pulsar.PulsarException:
@@ -119,3 +122,36 @@ def test_a_standby_never_overwrites_other_data_and_a_copy_is_served_by_nobody_be
     refused = subprocess.run([GEMINGA, "serve", "--data-dir", str(standby.data_dir), "--port", "0"],
                              capture_output=True, text=True, timeout=HANG_SECONDS)
     assert refused.returncode == 1 and "it is a standby's copy" in refused.stderr
+
+
+@pytest.mark.parametrize("is_migrated", [False, True])
+def test_a_standby_takes_over_scalable_topics_whose_segments_change(run, is_migrated):
+    """Segments that split while the standby follows, or that were a regular topic's partitions when it began to, are
+    there after the promotion, with their messages.
+    """
+    broker = run("first")
+    name = "topic://public/default/followed"
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/retention"
+    assert request("POST", url, b'{"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}')[0] == 204
+    if is_migrated:
+        regular = f"{broker.http_url}/admin/v2/persistent/public/default/followed"
+        assert request("PUT", f"{regular}/partitions", b"2")[0] == 204
+        for number in range(2):
+            publish(broker.service_url, f"followed-partition-{number}", [b"before %d" % number])
+    else:
+        create(broker, name, 2)
+        fill(broker, name, "before")
+    standby = run("second", broker.service_url)
+    standby.wait_complete()
+    for change in ("migrate", "split/3") if is_migrated else ("split/1",):
+        assert request("POST", f"{url_of(broker, name)}/{change}")[0] == 204
+    fill(broker, name, "behind")
+    layout = request("GET", url_of(broker, name))
+    standby.wait_complete()
+    assert standby.promote().returncode == 0
+    eventually(lambda: ready_status(standby.http_url) == 200)
+    assert request("GET", url_of(standby, name)) == layout
+    assert sorted(read_all(standby, name, 5)) == ["before 0", "before 1", "behind 0", "behind 1", "behind 2"]
+    fill(standby, name, "after")
+    assert request("POST", f"{url_of(standby, name)}/split/{2 if is_migrated else 0}")[0] == 204
+    assert len(read_all(standby, name, 8)) == 8

@@ -1,5 +1,4 @@
 """A broker that hung while its standby was promoted: woken, it answers nobody."""
-import os
 import signal
 import threading
 from contextlib import suppress
@@ -18,15 +17,19 @@ def processes(broker):
     return [psutil.Process(broker.pid), *psutil.Process(broker.pid).children(recursive=True)]
 
 
-def hang(some):
+def send(signal_number, some):
+    """Send a signal to all that still live: a feed whose standby is gone ends by itself."""
     for process in some:
-        os.kill(process.pid, signal.SIGSTOP)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal_number)
+
+
+def hang(some):
+    send(signal.SIGSTOP, some)
 
 
 def wake(some):
-    for process in some:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
+    send(signal.SIGCONT, some)
 
 
 def test_a_broker_that_is_woken_behind_a_promotion_answers_nobody_and_is_superseded(run):

@@ -16,6 +16,8 @@ from pathlib import Path
 from geminga.storage.disk import files
 from geminga.storage.upkeep import delayed_scheduler
 
+_FOLDER = -1      # instead of a size
+
 
 class Disk:
     """Records os.fdatasync and os.fsync of all files and folders below `data_dir`. A test sets `data_dir` anew when
@@ -78,13 +80,17 @@ class Disk:
             (target / folder).mkdir(parents=True, exist_ok=True)
             for name, size in names.items():
                 content = contents.get(folder / name)
-                if content is None and (self.data_dir / folder / name).is_dir():
+                if size == _FOLDER:
+                    (target / folder / name).mkdir(exist_ok=True)
                     continue
                 (target / folder / name).write_bytes(content[1] if content is not None else bytes(size * with_sizes))
 
 
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) of each file in the folder. Other threads of the owner may delete files meanwhile."""
+    """Yield (name, size) of each file in the folder, and (name, _FOLDER) of each folder. Other threads of the owner
+    may delete files meanwhile.
+    """
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
-            yield name, os.stat(folder / name).st_size
+            found = os.stat(folder / name)
+            yield name, _FOLDER if stat.S_ISDIR(found.st_mode) else found.st_size

@@ -21,7 +21,7 @@ from geminga.storage.catalogue.policies import CLUSTERS
 from geminga.storage.catalogue.policy_declaration import read
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.owner.owner_pass import TICK_MS
-from geminga.supervisor.replication.entries import Rewriter
+from geminga.workers.replication.entries import Rewriter
 
 from .files import read_mapped
 

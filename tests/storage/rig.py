@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from geminga.proto import envelope, names, sends
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.deliveries import CHOSEN
 from geminga.proto.frames import SIZES
 from geminga.storage import format
 from geminga.storage.admin import typed_json
@@ -65,6 +66,8 @@ class Answers:
     # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
     picks: list = field(default_factory=list)
     gifts: list = field(default_factory=list)         # runs and picks in their order, all as picks are
+    # (ledger, entry) -> words of the messages that a filter has chosen of a batch; `words` above leave these out
+    chosen: dict = field(default_factory=dict)
     # of each of these the number of the compacted view that it is of, or 0
     views: list = field(default_factory=list)
     # (consumer's number, entry id, payload) of topics that keep nothing
@@ -345,10 +348,10 @@ class Rig:
     @property
     def partitions(self):
         """The partitions that the owner has opened."""
-        return list(self.owner.by_name.values())
+        return list(self.owner.topics.by_name.values())
 
     def partition(self, topic):
-        return self.owner.by_name[names.parse(topic)]
+        return self.owner.topics.by_name[names.parse(topic)]
 
     def files(self, topic, suffix=".ledger"):
         folder = self.partition(topic).folder
@@ -378,8 +381,11 @@ def _picks(answers, worker, rows, data):
         words = np.frombuffer(data[at + picked.nbytes:at + int(row["size"])], np.uint64).tolist()
         at += int(row["size"])
         entries = []
-        for entry_id, redeliveries, count in picked.tolist():
-            entries.append((entry_id, redeliveries, words[:count]))
+        for entry_id, redeliveries, flagged in picked.tolist():
+            count = flagged & CHOSEN - 1
+            entries.append((entry_id, redeliveries, words[:count // 2 if flagged & CHOSEN else count]))
+            if flagged & CHOSEN:
+                answers.chosen[int(row["ledger_id"]), entry_id] = words[count // 2:count]
             words = words[count:]
         answers.picks.append((int(row["consumer"]), int(row["partition_id"]), int(row["ledger_id"]), entries))
         answers.gifts.append(answers.picks[-1])
@@ -425,4 +431,4 @@ _READERS = {
     envelope.ENTRY_LISTS: _picks,
     envelope.TRANSIENT: _passed,
     envelope.ANSWERS: _answered,
-}
+    envelope.LAYOUTS: lambda answers, worker, rows, data: None}

@@ -3,7 +3,8 @@ import pytest
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.topics import addressed, publish_plan
+from geminga.storage.open_topics import addressed
+from geminga.storage.topics import publish_plan
 
 T = api.BaseCommand.Type
 LOST = [api.KeyValue(key=names.ONLY_FOR, value="lost")]

@@ -79,7 +79,7 @@ def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicat
     if not rig.partitions:
         for topic in "abca":
             rig.run(rig.sends((rig.producer(topic), b"first")))
-    producers = dict(enumerate(rig.owner.producers.values(), 1))      # two of one partition
+    producers = dict(enumerate(rig.owner.clients.producers.by_handle.values(), 1))      # two of one partition
     for partition in rig.partitions:
         partition.deduplicates, partition.sequences = partition.slot in deduplicating, Sequences()
 

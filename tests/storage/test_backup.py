@@ -92,17 +92,17 @@ def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
     first = rig.publish(producer, *[BLOCK] * 10)
 
     def before():
-        rig.owner.roll(rig.partition("t"))
+        rig.owner.topics.roll(rig.partition("t"))
         rig.publish(producer, b"second")
         rig.run(rig.acks(consumer, *first))      # the first ledger is deleted
         rig.run(after_ms=1_000)
-        rig.owner.roll(rig.partition("t"))
+        rig.owner.topics.roll(rig.partition("t"))
         rig.publish(producer, b"third")
 
     def after():
-        rig.owner.roll(rig.partition("t"))
+        rig.owner.topics.roll(rig.partition("t"))
         rig.publish(producer, b"fourth")
-        rig.owner.truncate(rig.partition("t"))
+        rig.owner.trimming.truncate(rig.partition("t"))
 
     before_ids = [ledger.ledger_id for ledger in rig.partition("t").ledgers]
     again = taken(rig, before, after)
@@ -118,7 +118,7 @@ def test_what_comes_after_a_backup_is_put_back_has_ids_that_nobody_had(rigs, tak
     rig, of = filled(rigs, topics[:3])
     first = {topic: rig.publish(of[topic][1], b"a", b"b") if topic != "empty" else [] for topic in topics[:3]}
     rig.close_consumer(of["closed"][0])
-    rig.owner.release(rig.partition("closed"))
+    rig.owner.topics.unload(rig.partition("closed"))
     again = taken(rig)
     for topic in topics:
         producer = rig.producer(topic)
@@ -197,7 +197,7 @@ def test_views_that_come_and_go_meanwhile(rigs, taken):
     replace(b"first")
     horizons = []
     again = taken(rig, lambda: horizons.append(replace(b"second")), lambda: replace(b"third"))
-    there = again.owner.partition(name_of("t"))
+    there = again.owner.topics.find(name_of("t"))
     assert (there.view_number, there.horizon) == (2, horizons[0])
     assert [payload for _, payload in left(again, "t")] == [b"second"]
 
@@ -239,7 +239,7 @@ def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
     positions = rig.publish(producer, b"a", b"b", b"c")
     rig.run(rig.acks(consumer, positions[1]))
     killed = rigs.crash(rig)
-    assert not killed.owner.by_name
+    assert not killed.owner.topics.by_name
     assert [payload for _, payload in left(taken(killed), "t")] == [b"a", b"c"]
 
 
@@ -297,7 +297,7 @@ def test_what_fails_leaves_nothing_behind(rigs, taken, tmp_path):
     with pytest.raises(OSError, match="no"):
         backup.make(rig.data_dir, tmp_path / "failed", lambda: ask(rig, "backup-begin"), fail)
     assert [path.name for path in (tmp_path / "failed").iterdir()] == ["lock"]
-    rig.owner.roll(rig.partition("t"))      # changes that no backup asks for are not kept
+    rig.owner.topics.roll(rig.partition("t"))      # changes that no backup asks for are not kept
     assert not format.linked_folder(rig.data_dir).exists()
     assert [payload for _, payload in left(taken(rig), "t")] == [b"a"]
 

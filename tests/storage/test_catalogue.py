@@ -161,14 +161,14 @@ def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monke
     room.
     """
     found = opened()
-    pages = found.database.value("PRAGMA page_count")
-    found.database.connection.execute(f"PRAGMA max_page_count = {pages}")
+    pages = found.value("PRAGMA page_count")
+    found.connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises((StorageFull, NotDurable), match="full"):
         for number in range(10_000):
             found.tenants.create(f"tenant-{number:0200}")
-    found.database.connection.execute("PRAGMA max_page_count = 1000000")
+    found.connection.execute("PRAGMA max_page_count = 1000000")
     if found.is_changing:
-        found.database.connection.execute("ROLLBACK")
+        found.connection.execute("ROLLBACK")
     found.tenants.create("one")
     found.commit()
     assert opened().tenants.exists("one")
@@ -393,8 +393,8 @@ def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
     found.properties.set("acme/eu", {"a": "b"})
     found.schemas.add(orders, 0, 1, b"hash", {}, b"\0data")
     found.commit()
-    sums = dict(found.database.connection.execute("SELECT name, value FROM sums"))
-    assert sums == {table: sum_of(found.database.connection, table) for table in COLUMNS}
+    sums = dict(found.connection.execute("SELECT name, value FROM sums"))
+    assert sums == {table: sum_of(found.connection, table) for table in COLUMNS}
 
 
 UPGRADE_KILLED = """
@@ -536,7 +536,7 @@ def test_rights_to_a_topic_that_keeps_nothing_stay_while_nobody_uses_it(opened):
 def test_each_connection_syncs_each_commit(opened):
     """Each connection syncs at each commit, so that a power cut undoes no answered change."""
     one = opened()
-    assert one.database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert one.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
@@ -544,7 +544,7 @@ def test_programs_beside_the_broker_read_no_catalogue_of_another_version(opened,
     """A program beside the broker refuses a catalogue of another version: only the broker upgrades it, when it
     starts.
     """
-    opened().database.connection.execute(f"PRAGMA user_version = {version}")
+    opened().connection.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(CatalogueError, match=f"version {version}"):
         open_to_read(tmp_path / "catalogue.sqlite")
 
@@ -564,7 +564,7 @@ def test_a_topic_does_not_take_over_topics_with_the_names_of_its_partitions(open
 def test_a_topic_grows_up_to_a_topic_with_the_name_of_a_partition(opened):
     found = opened()
     found.topics.create(TOPIC, 2)
-    found.database.write("INSERT INTO topics VALUES (?, ?, 0, 0)", (str(TOPIC.partition_name(3)), TOPIC.namespace))
+    found.write("INSERT INTO topics VALUES (?, ?, 0, 0)", (str(TOPIC.partition_name(3)), TOPIC.namespace))
     found.commit()
     with pytest.raises(NameTaken):
         found.topics.set_partition_count(TOPIC, 4)
@@ -587,7 +587,7 @@ def test_each_stored_partition_is_listed_once_after_a_start(opened):
     for name in (TOPIC.partition_name(1), TOPIC.partition_name(5), other.partition_name(0), parse("gone")):
         found.partitions.create(name)
     found.topics.create(TOPIC.partition_name(1), 0)
-    found.database.write("INSERT INTO topics VALUES (?, ?, 3, 0)", (str(TOPIC), TOPIC.namespace))
+    found.write("INSERT INTO topics VALUES (?, ?, 3, 0)", (str(TOPIC), TOPIC.namespace))
     assert sorted(orphans.mend(found)) == sorted(map(str, (other.partition_name(0), parse("gone"))))
     assert orphans.mend(found) == []
     # The partition 5 may be one that a killed request was about to add.

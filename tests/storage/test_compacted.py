@@ -16,8 +16,8 @@ from geminga.storage.jobs.compacting import continuation, nightly
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.offline import dump, verify
 from geminga.storage.offline.findings import Severity
+from geminga.storage.open_topics.compacted_views import news
 from geminga.storage.topics.subscription import SubType
-from geminga.storage.upkeep.compacted_views import news
 from geminga.workers.clients.egress import Ledgers
 
 from . import transacting

@@ -58,7 +58,7 @@ class Coordinated(Rig):
         return self.transaction(bits).added
 
     def transaction(self, bits):
-        [found] = [each for each in self.owner.coordinator.open_transactions
+        [found] = [each for each in self.owner.coordinator.transactions.open
                    if each.transaction == names.transaction(*bits)]
         return found
 
@@ -122,7 +122,7 @@ def test_a_client_begins_adds_publishes_and_ends(rig, action, expected):
     assert len(publish_in(rig, bits, producer, b"a").receipts) == 1
     assert texts(rig) == []
     assert rig.end(bits, action) == [SUCCESS]
-    assert texts(rig) == expected and rig.owner.coordinator.active == 0
+    assert texts(rig) == expected and rig.owner.coordinator.transactions.active == 0
 
 
 def test_transactions_of_one_pass_share_a_plan(rig, monkeypatch):
@@ -240,7 +240,7 @@ def test_topics_and_subscriptions_that_are_not_stored_are_passed_over(rig):
     assert rig.add_subscription(bits, "missing", "s") == [SUCCESS]
     [name] = [key[0] for key in rig.partition("t").subscriptions]
     assert rig.add_subscription(bits, "t", name) == [SUCCESS]
-    number = rig.owner.consumers[consumer.number].subscription.cursor.subscription_id
+    number = rig.owner.clients.consumers.by_handle[consumer.number].subscription.cursor.subscription_id
     assert rig.added_to(bits) == {(partition_id, 0), (partition_id, number)}
     assert rig.add(bits, "t", "a/b") == [api.InvalidTopicName]
     assert rig.end(bits) == [SUCCESS]
@@ -253,7 +253,7 @@ def test_a_topic_may_be_added_before_it_is_there(rig, tmp_path, action, expected
     bits, bare = rig.new(), rig.new()
     assert rig.add(bits, "later") == rig.add(bits, "later", "never") == [SUCCESS]
     if killed:
-        rig.owner.journal.write_early(rig.owner.coordinator._tables[0])
+        rig.owner.journal.write_early(rig.owner.coordinator.transactions.tables[0])
         rig = rig.crashed(tmp_path / "after")
     producer = rig.producer("later")
     assert refusals(publish_in(rig, bare, producer, b"no")) == REFUSED
@@ -305,7 +305,7 @@ def test_a_subscription_may_be_added_before_its_topic_is_there(rig, tmp_path, ac
     bits, others = rig.new(), rig.new()
     assert rig.add_subscription(bits, "later", "s") == rig.add_subscription(others, "later", "other") == [SUCCESS]
     if killed:
-        rig.owner.journal.write_early(rig.owner.coordinator._tables[0])
+        rig.owner.journal.write_early(rig.owner.coordinator.transactions.tables[0])
         rig = rig.crashed(tmp_path / "after")
     consumer, other = rig.consumer("later", "s"), rig.consumer("later", "other")
     [position] = rig.publish(rig.producer("later"), b"plain")
@@ -362,9 +362,9 @@ def test_a_transaction_whose_time_is_over_is_aborted(rig, lifetime_ms, lives):
         publish_in(rig, bits, producer, b"a")
         assert rig.owner.passes.due_ms() <= rig.now_ms + lives
         rig.run(after_ms=lives - 1)
-        assert rig.owner.coordinator.active == 1
+        assert rig.owner.coordinator.transactions.active == 1
         rig.run(after_ms=1)
-    assert rig.owner.coordinator.active == 0 and rig.owner.coordinator.timed_out == 1
+    assert rig.owner.coordinator.transactions.active == 0 and rig.owner.coordinator.timed_out == 1
     assert texts(rig) == [] and rig.partition("t").limit is None
     assert rig.end(bits) == [api.InvalidTxnStatus]
 
@@ -468,7 +468,7 @@ def test_a_deleted_topic_does_not_hold_an_end_back(rig, tmp_path):
     rig.add(bits, "t")
     rig.add(later_bits, "t")
     rig.run(rig.happened(envelope.CONNECTION_GONE))
-    rig.owner.delete(names.parse("t"))
+    rig.owner.topics.delete(names.parse("t"))
     assert rig.end(bits) == [SUCCESS]
     later = rig.crashed(tmp_path / "later")
     assert later.end(later_bits) == [SUCCESS]
@@ -481,9 +481,9 @@ def test_an_end_with_a_terminated_and_a_missing_topic_is_answered(rig, tmp_path,
     assert rig.add(bits, "t", "missing", "persistent://none/missing/t") == [SUCCESS]
     publish_in(rig, bits, producer, b"a")
     rig.asked("terminate", "t")
-    assert rig.end(bits, action) == [SUCCESS] and rig.owner.coordinator.active == 0
+    assert rig.end(bits, action) == [SUCCESS] and rig.owner.coordinator.transactions.active == 0
     later = rig.crashed(tmp_path / "later")
-    assert texts(rig) == texts(later) == expected and later.owner.coordinator.active == 0
+    assert texts(rig) == texts(later) == expected and later.owner.coordinator.transactions.active == 0
     later.close()
 
 
@@ -510,7 +510,7 @@ def test_what_ran_out_during_a_restart_is_aborted(rig, tmp_path):
     rig.now_ms += LIFETIME_MS
     later = rig.crashed(tmp_path / "later")
     later.run()
-    assert later.owner.coordinator.active == 0 and texts(later) == []
+    assert later.owner.coordinator.transactions.active == 0 and texts(later) == []
     later.close()
 
 
@@ -539,7 +539,7 @@ def test_a_decision_without_its_end_is_carried_out_by_the_next_start(rig, tmp_pa
     monkeypatch.undo()
     later = rig.crashed(copy)
     later.run()
-    assert later.owner.coordinator.active == 0
+    assert later.owner.coordinator.transactions.active == 0
     assert texts(later) == [b"a"] * commits
     later.close()
 
@@ -813,7 +813,7 @@ def test_an_add_that_arrives_behind_the_end_is_ended(two, is_waiting):
     rows = [row for row in rows if not is_waiting or row[2] == partition.partition_id]
     theirs.run((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""), worker=9)
     two.pass_on()
-    assert ours.owner.coordinator.active == is_waiting and partition.transactions.added == {}
+    assert ours.owner.coordinator.transactions.active == is_waiting and partition.transactions.added == {}
     theirs.owner.participant.add(names.transaction(*bits), partition.partition_id, 0)
     two.pass_on()
     assert partition.transactions.added == {}
@@ -823,7 +823,7 @@ def test_a_partition_that_is_opened_later_asks_how_its_transaction_ended(two):
     bits = begun(two)
     two.rigs[0].end(bits)
     two.rigs[0].owner.peers.take_others()
-    table = two.rigs[0].owner.coordinator._tables[0]
+    table = two.rigs[0].owner.coordinator.transactions.tables[0]
     two.rigs[0].owner.coordinator.ended(names.transaction(*bits), two.rigs[1].partition(THEIRS).partition_id)
     assert table.ended(names.transaction(*bits))[0] == transaction_table.COMMITTED
     two.rigs[1].owner.exchange.owner_is_up(0)
@@ -898,3 +898,18 @@ def test_an_end_comes_behind_the_sends_of_its_transaction_and_no_others():
         request_id=1, txnid_most_bits=1, txnid_least_bits=7, txn_action=api.COMMIT))
     begin = api.BaseCommand(type=api.BaseCommand.NEW_TXN, newTxn=api.CommandNewTxn(request_id=1))
     assert (requests._concerned(end), requests._concerned(begin)) == ({names.transaction(1, 7)}, set())
+
+
+def test_what_a_process_of_the_broker_leaves_open_is_aborted_when_its_connection_ends(rig):
+    """A client's transaction stays: the client connects again, and ends it."""
+    rig.producer("t")
+    of_lane, of_client = 71, 72
+    rig.introduce(of_lane, "geminga", replicator=True)
+    rig.introduce(of_client, "")
+    done, left, clients = (rig.new(connection=connection) for connection in (of_lane, of_lane, of_client))
+    assert rig.end(done, connection=of_lane) == [SUCCESS]
+    assert rig.add(left, "t", connection=of_lane) == [SUCCESS]
+    for connection in (of_lane, of_client):
+        rig.run(rig.happened(envelope.CONNECTION_GONE, connection=connection))
+    assert [one.transaction for one in rig.owner.coordinator.transactions.open] == [names.transaction(*clients)]
+    assert (rig.owner.coordinator.committed, rig.owner.coordinator.aborted) == (1, 1)

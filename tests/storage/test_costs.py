@@ -144,7 +144,7 @@ def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
 def test_the_supervisor_is_answered_between_commands(rig):
     """During a pass with many commands the owner answers the supervisor, which would otherwise consider it stuck."""
     asked = []
-    rig.owner.sign_of_life = lambda: asked.append(rig.owner.counters.read()["consumers"])
+    rig.owner.requests.sign_of_life = lambda: asked.append(rig.owner.counters.read()["consumers"])
     joined(rig, SubType.Key_Shared, 50)
     assert asked == list(range(1, 51))
     rig.owner.worker_gone(1)

@@ -348,7 +348,7 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
     """A refused SEND closes its producer, so that SENDs already on their way do not overtake it."""
     producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
     send(rig, producer, 1)
-    publishing = rig.owner._publishing
+    publishing = rig.owner.publishing
     make_room = publishing._make_room
 
     def full(demand):
@@ -639,6 +639,19 @@ PASS = st.lists(
     min_size=1,
     max_size=12,
 )
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(sent=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=20))
+@example(sent=[(0, 5), (1, 3), (2, 9), (0, 4)])
+def test_the_ids_of_several_partitions_together_are_those_that_any_has_stored(sent):
+    parts, stored = [producer_sequences.Progress() for _ in range(3)], set()
+    for part, number in sent:
+        parts[part].take(number, number, number, 0, 0)
+        stored.add(number)
+    whole = producer_sequences.united(parts)
+    for number in range(14):
+        assert whole.copy().take(number, number, number, 0, 0) == (number not in stored)
 
 
 @pytest.mark.slow

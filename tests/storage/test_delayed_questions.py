@@ -6,6 +6,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.topics.subscription import SubType
 
 from .rig import START_MS
+from .test_owner_consuming import last_message_id
 
 SPREAD = pytest.mark.parametrize("kind", [SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
 HOUR_MS = 3_600_000
@@ -230,6 +231,18 @@ def test_a_message_that_was_cancelled_is_for_nobody(rig, tmp_path, kind):
         assert given(one, one.run(after_ms=FAR_MS), again) == []
         assert account(one, "late") == {"published": 3, "acknowledged": 1, "skipped": 2}
     after.close()
+
+
+def test_no_reader_is_told_of_more_that_was_cancelled(rig):
+    """Clients read until they have the last message; a cancelled one never comes."""
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    stays, *gone = rig.run(rig.sends(at(producer, b"stays"), *(at(producer, b"gone", FAR_MS) for _ in "ab"))).positions
+    assert last_message_id(rig, consumer) == (gone[-1], -1)
+    assert cancel(rig, gone[1]) is cancel(rig, gone[0]) is True
+    assert last_message_id(rig, consumer) == (stays, -1)
+    assert cancel(rig, stays) is False
+    [later] = rig.run(rig.sends(at(producer, b"later"))).positions
+    assert last_message_id(rig, consumer) == (later, -1)
 
 
 def test_a_batch_is_cancelled_as_a_whole(rig):

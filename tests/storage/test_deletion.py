@@ -96,7 +96,7 @@ def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr(kind, name, kill)
         with pytest.raises(Killed):
-            rig.owner.delete(NAME)
+            rig.owner.topics.delete(NAME)
     if rig.owner.catalogue.is_changing:      # a killed process would not have committed
         rig.owner.catalogue.undo()
     after = rig.crashed(tmp_path / "next")
@@ -111,7 +111,7 @@ def test_a_topic_that_is_not_open_is_deleted_after_a_crash_too(rig, rigs):
     """
     partition_id, *_ = filled(rig)
     again = rigs.crash(rig)
-    again.owner.delete(NAME)
+    again.owner.topics.delete(NAME)
     producer = again.producer("other")
     for _ in range(6):      # more than a few segments
         again.publish(producer, *[b"x" * 50_000] * 10)

@@ -67,6 +67,6 @@ def test_what_is_gone_already_is_as_good_as_expelled(rig):
 def test_a_topic_that_keeps_nothing_goes_with_the_last_that_used_it(rig):
     topic = "non-persistent://public/default/ticks"
     expel(rig, rig.producer(topic), envelope.PRODUCER_EXPELLED)
-    assert not rig.owner.non_persistent
+    assert not rig.owner.topics.non_persistent
     expel(rig, rig.consumer(topic), envelope.CONSUMER_EXPELLED)
-    assert not rig.owner.non_persistent
+    assert not rig.owner.topics.non_persistent

@@ -228,7 +228,7 @@ def test_the_position_never_moves_back_and_outlives_the_process(rigs):
     for position in (positions[1], positions[3]):
         assert told(rig, position) == {"answer": None}
     for after in (rigs.crash(rig), rigs.restart(rig)):
-        assert after.owner.partition(names.parse("persistent://public/default/t")).exported == written
+        assert after.owner.topics.find(names.parse("persistent://public/default/t")).exported == written
         again = after.consumer("t")
         after.run(after.acks(again, positions[-1], cumulative=True))
         assert stored(after) == positions[4:]
@@ -313,7 +313,7 @@ def test_what_is_published_after_exported_entries_were_lost_is_to_be_exported(ri
     later = after.publish(after.producer("t"), b"a", b"b", b"c")
     assert later[0][0] > ledger_id
     after.partition("t").check()
-    after.owner.roll(after.partition("t"))
+    after.owner.topics.roll(after.partition("t"))
     after.run()
     assert stored(after) == later
 

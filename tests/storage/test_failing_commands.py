@@ -9,10 +9,11 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin import queries, questions
-from geminga.storage.commands import commands, consumers, producers, requests, subscriptions
+from geminga.storage.admin import questions
+from geminga.storage.commands import consumers, producers, subscriptions
 from geminga.storage.errors import Interrupted, NotDurable
-from geminga.storage.owner.durability import Durability
+from geminga.storage.open_topics.durability import Durability
+from geminga.storage.open_topics.topic_table import TopicTable
 
 from .rig import T
 
@@ -40,9 +41,10 @@ def tracebacks(capfd) -> list[str]:
 
 def left_of(rig, connection: int) -> list:
     """Return everything that any table of the owner has of the connection."""
-    found = rig.owner
-    topics = [*found.by_name.values(), *found.non_persistent.values()]
-    tables = [found.producers.values(), found.consumers.values(), found.non_persistent_producers.values(),
+    open_topics, clients = rig.owner.topics, rig.owner.clients
+    topics = [*open_topics.by_name.values(), *open_topics.non_persistent.values()]
+    tables = [clients.producers.by_handle.values(), clients.consumers.by_handle.values(),
+              clients.producers.non_persistent.values(),
               *(topic.producers.live.values() for topic in topics), *(topic.producers.waiting for topic in topics),
               *(subscription.consumers for topic in topics for subscription in topic.subscriptions.values())]
     return [one for table in tables for one in table if one.connection == connection]
@@ -75,7 +77,7 @@ def subscribe_command(rig, **fields):
 
 STEPS = [  # where a command may fail: (the command, what is replaced, in what)
     (producer_command, "_answer_ready", producers),
-    (producer_command, "find_or_create", producers),
+    (producer_command, "find_or_create", TopicTable),
     (lambda rig: producer_command(rig, initial_subscription_name="initial"), "create_subscription", producers),
     (lambda rig: producer_command(rig, initial_subscription_name="initial"), "_note_beginning", subscriptions),
     (subscribe_command, "_answer_ready", consumers),
@@ -112,7 +114,7 @@ def test_only_its_own_connection_ends(rig, rigs, monkeypatch, capfd, say, name, 
     witness.is_served()
     assert rig.publish(other, b"others")
     rig.run(rig.happened(envelope.CONNECTION_GONE, connection=VICTIM))
-    assert VICTIM not in [connection for _, connection in rig.owner.sessions]
+    assert VICTIM not in [connection for _, connection in rig.owner.clients.sessions.by_key]
     assert all(subscription.is_durable for subscription in rig.partition(TOPIC).subscriptions.values())
     rig.consumer(TOPIC, "fresh", connection=OTHER)      # what it wanted others may have
     after = rigs.crash(rig)
@@ -127,24 +129,24 @@ def test_what_a_worker_says_of_a_connection_ends_only_that_if_it_fails(rig, monk
     witness = Witness(rig, TOPIC)
     rig.producer(TOPIC, connection=VICTIM)
     for name in ("end_session", "resume", "expel"):
-        monkeypatch.setattr(commands, name, surprise)
+        monkeypatch.setattr(rig.owner.commands, name, surprise)
     assert ended(rig.run(rig.happened(kind, connection=VICTIM, data=b"no number"))) == [VICTIM]
     assert not left_of(rig, VICTIM)
     witness.is_served()
     rig.run(rig.happened(envelope.CONNECTION_GONE, connection=VICTIM))
-    assert VICTIM not in [connection for _, connection in rig.owner.sessions]
+    assert VICTIM not in [connection for _, connection in rig.owner.clients.sessions.by_key]
 
 
 def test_the_end_of_a_worker_ends_all_its_connections_though_one_fails(rig, monkeypatch):
     witness = Witness(rig, TOPIC)
     for connection in (VICTIM, OTHER):
         rig.producer(TOPIC, worker=2, connection=connection)
-    whole = commands.end_session
-    monkeypatch.setattr(commands, "end_session", lambda owner, session, **how: (
-        surprise() if session.connection == VICTIM else whole(owner, session, **how)))
+    whole = rig.owner.commands.end_session
+    monkeypatch.setattr(rig.owner.commands, "end_session", lambda session, **how: (
+        surprise() if session.connection == VICTIM else whole(session, **how)))
     rig.owner.worker_gone(2)
     assert not (left_of(rig, VICTIM) or left_of(rig, OTHER))
-    assert [key for key in rig.owner.sessions if key[0] == 2] == []
+    assert [key for key in rig.owner.clients.sessions.by_key if key[0] == 2] == []
     witness.is_served()
 
 
@@ -154,7 +156,7 @@ def test_a_subscription_that_cannot_let_go_of_a_consumer_begins_anew(rig, monkey
     first, second = (rig.consumer(TOPIC, "shared", connection=connection, subType=1) for connection in (VICTIM, OTHER))
     rig.run(rig.flow(first, 10))
     [position] = rig.publish(witness.producer, b"a")
-    dispatcher = type(rig.owner.consumers[first.number].subscription.dispatcher)
+    dispatcher = type(rig.owner.clients.consumers.by_handle[first.number].subscription.dispatcher)
     with monkeypatch.context() as patched:
         patched.setattr(dispatcher, "detach", surprise)
         answers = rig.run(rig.command("close_consumer", consumer_id=first.object_id, request_id=1))
@@ -171,7 +173,7 @@ def test_who_waited_for_its_connection_is_dealt_with(rig, monkeypatch):
     section, number = rig.subscribe(TOPIC, "sub", connection=OTHER)
     assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
     with monkeypatch.context() as patched:
-        patched.setitem(requests.COMMANDS, T.SEEK, surprise)
+        patched.setitem(rig.owner.commands.functions, T.SEEK, surprise)
         answers = rig.run(rig.command("seek", connection=VICTIM, consumer_id=1, request_id=1))
     assert ended(answers) == [VICTIM]
     assert rig.consumer_in(answers, number, TOPIC, connection=OTHER)
@@ -182,7 +184,7 @@ def test_one_that_waits_and_fails_does_not_end_who_was_in_its_way(rig, monkeypat
     section, _ = rig.subscribe(TOPIC, "sub", connection=OTHER)
     rig.run(section)
     with monkeypatch.context() as patched:
-        patched.setitem(commands._PARKABLE, T.SUBSCRIBE, surprise)
+        patched.setitem(rig.owner.commands.parkable, T.SUBSCRIBE, surprise)
         assert ended(rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=VICTIM))) == [OTHER]
     [position] = rig.publish(rig.producer(TOPIC, connection=WITNESS), b"a")
     assert rig.receive(holder) == [(position, b"a")]
@@ -203,8 +205,8 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
 
     rig.producer(TOPIC)
     for say in (rig.command("seek", consumer_id=1, request_id=1), rig.question("unload", TOPIC)):
-        monkeypatch.setitem(requests.COMMANDS, T.SEEK, fails)
-        monkeypatch.setitem(queries.FUNCTIONS, questions.Unload, fails)
+        monkeypatch.setitem(rig.owner.commands.functions, T.SEEK, fails)
+        monkeypatch.setitem(rig.owner.questions.functions, questions.Unload, fails)
         with pytest.raises(NotDurable):
             rig.run(say)
 
@@ -214,7 +216,7 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
                                  lambda rig: (envelope.QUESTIONS, np.array([(1, 1)], envelope.QUESTION_ROW), b"{")])
 def test_a_question_of_administration_that_fails_is_answered(rig, monkeypatch, capfd, say):
     witness = Witness(rig, TOPIC)
-    monkeypatch.setitem(queries.FUNCTIONS, questions.Truncate, surprise)
+    monkeypatch.setitem(rig.owner.questions.functions, questions.Truncate, surprise)
     capfd.readouterr()
     [answer] = rig.run(say(rig)).answered
     assert answer["refused"] == api.UnknownError
@@ -241,7 +243,8 @@ def refuse_everything(*_):
 @pytest.mark.parametrize("field, fields, response, said", REFUSED, ids=[row[0] for row in REFUSED])
 def test_a_refused_command_of_a_transaction_is_answered_by_its_own_response(
         rig, monkeypatch, field, fields, response, said):
-    monkeypatch.setitem(requests.COMMANDS, api.BaseCommand.DESCRIPTOR.fields_by_name[field].number, refuse_everything)
+    kind = api.BaseCommand.DESCRIPTOR.fields_by_name[field].number
+    monkeypatch.setitem(rig.owner.commands.functions, kind, refuse_everything)
     [command] = rig.run(rig.command(field, request_id=7, **fields)).commands()
     found = getattr(command, response)
     assert (found.request_id, found.error, found.message) == (7, api.TransactionNotFound, "gone")
@@ -249,5 +252,5 @@ def test_a_refused_command_of_a_transaction_is_answered_by_its_own_response(
 
 
 def test_a_refused_ack_whose_client_waits_for_no_answer_gets_none(rig, monkeypatch):
-    monkeypatch.setitem(requests.COMMANDS, T.ACK, refuse_everything)
+    monkeypatch.setitem(rig.owner.commands.functions, T.ACK, refuse_everything)
     assert rig.run(rig.command("ack", consumer_id=5, ack_type=api.CommandAck.Individual)).commands() == []

@@ -43,25 +43,26 @@ def foreign(rigs, request):
     ("subscribe", {"consumer_id": 1, "subscription": "s", "subType": 0, "durable": False})])
 def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topic, kind, fields):
     owner = foreign.owner
-    before = owner.catalogue.database.connection.total_changes, files(foreign.data_dir)
+    before = owner.catalogue.connection.total_changes, files(foreign.data_dir)
     [error] = foreign.run(foreign.command(kind, topic=topic, request_id=5, **fields)).commands()
     assert (error.type, error.error.request_id, error.error.error) == (T.ERROR, 5, api.ServiceNotReady)
-    assert (owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
-    assert not (owner.by_name or owner.non_persistent or owner.producers or owner.consumers)
+    assert (owner.catalogue.connection.total_changes, files(foreign.data_dir)) == before
+    assert not (owner.topics.by_name or owner.topics.non_persistent)
+    assert not (owner.clients.producers.by_handle or owner.clients.consumers.by_handle)
     assert foreign.publish(foreign.producer(MINE), b"mine")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", sorted(kind.name for kind in queries.FUNCTIONS))
 def test_administration_of_another_owners_topic_is_refused(foreign, ask):
-    before = foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)
+    before = foreign.owner.catalogue.connection.total_changes, files(foreign.data_dir)
     for topic in (FOREIGN, PASSING):
         [answer] = foreign.run(
             foreign.question(ask, topic, subscription="theirs", force=True, new=True, may_create=True)
         ).answered
         assert answer["refused"] == api.ServiceNotReady
-    assert (foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
-    assert not (foreign.owner.by_name or foreign.owner.non_persistent)
+    assert (foreign.owner.catalogue.connection.total_changes, files(foreign.data_dir)) == before
+    assert not (foreign.owner.topics.by_name or foreign.owner.topics.non_persistent)
 
 
 def test_a_subscription_that_the_state_does_not_know_stays_in_the_catalogue(rigs):

@@ -12,7 +12,7 @@ from geminga.storage.catalogue import layout
 from geminga.storage.disk import data_folder
 from geminga.supervisor.main import main
 
-from .formats.content import OPTIONS, check, check_2, check_3, check_4
+from .formats.content import OPTIONS, check, check_2, check_3, check_4, check_5
 from .rig import Rig
 
 ARCHIVES = Path(__file__).parent / "formats"
@@ -30,7 +30,8 @@ def unpacked(archive, folder):
 def test_there_is_a_folder_of_each_version_and_of_what_is_written_today():
     assert {path.name for path in FOLDERS} == {
         *(f"version-{version}.tar.xz" for version in range(1, format.VERSION + 1)),
-        *(f"folder-{version}.tar.xz" for version in range(1, format.FOLDER_VERSION + 1))}
+        *(f"folder-{version}.tar.xz" for version in range(1, format.FOLDER_VERSION + 1)),
+        *(f"catalogue-{version}.tar.xz" for version in (5, 6, 7))}
 
 
 @pytest.mark.slow
@@ -40,10 +41,12 @@ def test_a_folder_of_that_version_is_read(archive, tmp_path):
     check(rig)
     if archive.name != "version-1.tar.xz":
         check_2(rig)
-    if archive.name.startswith("folder"):
+    if not archive.name.startswith("version"):
         check_3(rig)
-    if archive.name.startswith("folder") and archive.name != "folder-1.tar.xz":
+    if not archive.name.startswith("version") and archive.name != "folder-1.tar.xz":
         check_4(rig)
+    if archive.name == "folder-3.tar.xz" or archive.name.startswith("catalogue"):
+        check_5(rig)
     rig.close()
     again = Rig(tmp_path / "data", **OPTIONS)
     assert again.recovered == 0
@@ -74,7 +77,7 @@ def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_pa
     assert main(["upgrade", "check", "--json", str(data_dir)]) == (0 if is_todays else 3)
     said = json.loads(capsys.readouterr().out)
     assert (said["folder"], said["writes"]["folder"]) == (
-        int(archive.name[7]) if archive.name.startswith("folder") else 0,
+        {"folder": int(archive.name.partition("-")[2][0]), "catalogue": 3}.get(archive.name.partition("-")[0], 0),
         format.FOLDER_VERSION,
     )
     assert said["has_way_back"] == (not said["rewrites"]) == is_todays

@@ -1,6 +1,8 @@
 """Folders that somebody else has made: a restore, a verification, a look follows nothing, waits for nothing, and
 believes little.
 """
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -13,6 +15,7 @@ from crc32c import crc32c
 from geminga.storage import format
 from geminga.storage.disk.data_folder import CannotUse, check
 from geminga.storage.offline import backup
+from geminga.supervisor.main import main
 
 from ..harness import HANG_SECONDS
 from ..supervisor.test_serve import GEMINGA
@@ -70,7 +73,10 @@ def said(source):
 
 def is_refused(source, target, *about):
     """Check that the restore is refused in one line and leaves its target empty."""
-    status, lines = run("restore", source, target)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        status = main(["restore", str(source), str(target)])
+    lines = told.getvalue().splitlines()
     assert status == 1 and len(lines) == 1 and all(str(one) in lines[0] for one in about), lines
     assert not target.exists() or list(target.iterdir()) == []
 
@@ -262,9 +268,10 @@ def there(data_dir, what):
     return data_dir / what
 
 
-@pytest.mark.parametrize("become", [to_a_pipe, to_a_device, to_a_link])
+@pytest.mark.parametrize(("command", "become"), [
+    *(("verify", become) for become in (to_a_pipe, to_a_device, to_a_link)),
+    ("verify --repair", to_a_device), ("upgrade check", to_a_pipe)])
 @pytest.mark.parametrize("what", FILES)
-@pytest.mark.parametrize("command", ["verify", "verify --repair", "upgrade check"])
 def test_a_data_folder_whose_files_are_none_is_looked_at_without_waiting(data_dir, command, what, become):
     """Commands end on a folder with pipes, links and sockets in place of files; they follow and change none of them."""
     path = there(data_dir, what)

@@ -77,7 +77,7 @@ def test_every_kind_has_fields_a_reader_and_a_name():
     """Each kind of operation has a row in every table. Otherwise a start would skip it, or a dump would print its
     number.
     """
-    assert set(format.OPS) == set(range(1, 26)) == set(replayed_ops._APPLY) == set(dump._OPS)
+    assert set(format.OPS) == set(range(1, 27)) == set(replayed_ops._APPLY) == set(dump._OPS)
     for dtype in format.OPS.values():
         assert field_names(dtype)[0].startswith("kind")
         assert dtype.fields["role" if dtype == format.COORDINATED_OP else "partition_id"][1] == 8

@@ -150,29 +150,37 @@ class Put:
         return set(), []
 
 
-def test_what_a_start_keeps_is_written_again_where_it_may_not_be_on_disk(opened, kernel):
-    """A start that keeps segments writes the last one again and syncs it. A kill may have come before its sync, and
-    the kernel reports a failed sync only once.
+def test_what_is_replayed_is_on_disk_first_and_kept_as_it_is(opened, kernel):
+    """A kill may have come before a sync; of the newest segment the sync may have failed, which the kernel tells once.
     """
     folder = many(opened)
-    found = journal_reader.replay(folder)
-    kept = [path for _, path in journal_reader.by_age(folder) if path in found.segments]
+    found, since = journal_reader.replay(folder), len(kernel.calls)
+    assert found.segments == [path for _, path in reversed(journal_reader.by_age(folder))]
+    journal_reader.make_sure(found)
+    newest, *others = (kernel.of(path.name, since) for path in found.segments)
+    assert "write" in newest and newest[-1] == "sync" and others == [["sync"]] * len(others)
     since = len(kernel.calls)
     again = journal.open_journal(folder, segment_bytes=SEGMENT, segments_max=8, kept=found, changed=Put())
-    assert kernel.of(kept[-1].name, since)[:2] == ["write", "sync"]
-    for path in kept[:-1]:
-        assert kernel.of(path.name, since) == ["sync"]
+    assert not any(kernel.of(path.name, since) for path in found.segments)
     assert numbers(folder) == list(range(10))
     again.close()
 
 
-def test_what_is_replayed_to_be_put_in_place_is_on_disk_first(opened, kernel):
-    folder = many(opened)
-    found, since = journal_reader.replay(folder), len(kernel.calls)
-    journal_reader.make_sure(found)
-    assert found.segments
-    for path in found.segments:
-        assert kernel.of(path.name, since)[-1] == "sync" and "write" in kernel.of(path.name, since)
+def test_a_start_syncs_the_journal_before_it_changes_a_file(opened, kernel, monkeypatch, tmp_path):
+    """A power cut could otherwise leave what was changed, and not the record that explains it."""
+    folder, synced = many(opened), []
+
+    def replay(*_):
+        synced.extend(path for path in journal_reader.replay(folder).segments if kernel.of(path.name)[-1] == "sync")
+        raise InterruptedError
+
+    for path in segments(folder).values():
+        os.pwrite(fd := os.open(path, os.O_RDWR), b"", 0)      # the last call for it is no sync
+        os.close(fd)
+    monkeypatch.setattr(recovery, "replay", replay)
+    with pytest.raises(InterruptedError):
+        recovery.recover(tmp_path, folder)
+    assert len(synced) > 3
 
 
 def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_before_the_other_is_put_aside(

@@ -95,17 +95,6 @@ def test_junk_behind_the_last_row_is_no_entry(made):
 
 # -- damage ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
-@pytest.mark.parametrize("junk", [random.Random(1).randbytes(ROW), bytes(ROW)], ids=["junk", "zeros"])
-def test_a_damaged_row_costs_nothing(made, number, junk):
-    """A damaged row, wherever it is, is rebuilt from the rows next to it and from its entry. It is reported once,
-    and is whole at the next start.
-    """
-    overwrite(made.index_path, row_at(number), junk)
-    assert reopened(made, made.index_path).entries == ENTRIES
-    assert reopened(made).entries == ENTRIES
-
-
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_row_is_found_and_costs_nothing(made):
     """A flipped bit anywhere in a row, its checksum included, is found and repaired."""

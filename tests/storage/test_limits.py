@@ -5,6 +5,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import parse
 
 from .rig import entry_of
 
@@ -72,7 +73,8 @@ def test_a_topic_has_so_many_consumers_whatever_their_subscriptions(rigs, topic)
     rig.close_consumer(first)
     rig.consumer(topic, "b", subType=SHARED)
     name = rig.topic(topic)
-    assert ("c", True) not in rig.owner.by_name.get(name, rig.owner.non_persistent.get(name)).subscriptions
+    topics = rig.owner.topics
+    assert ("c", True) not in topics.by_name.get(name, topics.non_persistent.get(name)).subscriptions
 
 
 def introduced(rig, connection, address):
@@ -126,11 +128,15 @@ def test_a_topic_has_so_many_subscriptions_however_they_are_made(rigs):
     assert error_of(ask_consumer(rig, TOPIC, "b")) == refused
     assert error_of(ask_consumer(rig, TOPIC, "reader", durable=False)) == refused
     assert error_of(ask_producer(rig, TOPIC, 77, initial_subscription_name="c")) == refused
-    [answer] = rig.run(rig.question("subscribe", TOPIC, subscription="d")).answered
-    assert (answer["refused"], answer["text"]) == refused
+    for looks in (False, True):
+        [answer] = rig.run(rig.question("subscribe", TOPIC, subscription="d", looks=looks)).answered
+        assert (answer["refused"], answer["text"]) == refused
     assert set(rig.partition(TOPIC).subscriptions) == {("a", True)}
     [refused] = ask_consumer(rig, TOPIC, "a", subType=EXCLUSIVE).commands(T.ERROR)
     assert refused.error.error == api.ConsumerBusy      # the subscription exists, and has a consumer
+    set_policy(rig, "maxSubscriptionsPerTopic", 2, TOPIC)
+    assert rig.asked("subscribe", TOPIC, subscription="d", looks=True) is True
+    assert set(rig.partition(TOPIC).subscriptions) == {("a", True)}
 
 
 def test_a_namespace_has_so_many_topics_and_partitions(rigs):
@@ -314,6 +320,20 @@ def test_a_topic_that_nobody_uses_is_deleted_in_time_and_not_before(rigs):
     assert rig.publish(rig.producer(TOPIC), b"anew")
 
 
+def test_a_segment_that_nobody_uses_stays_with_its_topic(rigs):
+    rig = rigs(discovery_grace_s=0)
+    topic = parse("topic://public/default/scaled")
+    rig.owner.catalogue.scalable_topics.create(topic, 1)
+    set_policy(rig, "inactiveTopicPolicies", INACTIVE)
+    [segment] = map(str, rig.owner.catalogue.topics.parts(topic))
+    producer = rig.producer(segment)
+    rig.publish(producer, b"first")
+    rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
+    tick(rig, 15)
+    consumer = rig.consumer(segment, initialPosition=api.CommandSubscribe.Earliest)
+    assert [payload for _, payload in rig.delivered(rig.run(rig.flow(consumer, 10)), consumer)] == [b"first"]
+
+
 def test_a_topic_with_a_subscription_stays_unless_the_mode_is_caught_up(rigs):
     rig = rigs(discovery_grace_s=0)
     set_policy(rig, "inactiveTopicPolicies", INACTIVE)
@@ -372,6 +392,22 @@ def test_a_subscription_that_nobody_uses_is_deleted_in_time(rigs):
     rig.close_consumer(other)
     tick(rig, 150)
     assert set(rig.partition(TOPIC).subscriptions) == {("b", True)}
+
+
+def test_a_topic_may_have_a_time_of_its_own_and_a_segment_has_none(rigs):
+    """A subscription may have no consumer on one segment while others are consumed, and would lose its messages."""
+    rig = rigs(subscription_expiration_s=60)
+    topic = parse("topic://public/default/scaled")
+    rig.owner.catalogue.scalable_topics.create(topic, 1)
+    [segment] = map(str, rig.owner.catalogue.topics.parts(topic))
+    rig.owner.catalogue.policies.set(TOPIC, "subscriptionExpirationTime", 5)
+    used = (TOPIC, f"{TOPIC}-other", segment)
+    for name in used:
+        rig.close_consumer(rig.consumer(name, "a"))
+    tick(rig, 90)
+    assert [set(rig.partition(name).subscriptions) for name in used] == [{("a", True)}, set(), {("a", True)}]
+    tick(rig, 240)
+    assert [set(rig.partition(name).subscriptions) for name in used] == [set(), set(), {("a", True)}]
 
 
 def test_a_topic_stays_while_one_of_its_subscriptions_lags(rigs):

@@ -86,7 +86,7 @@ def test_it_is_there_as_long_as_somebody_uses_it(rig):
     assert rig.owner.catalogue.topics.complete_names("public/default") == [TOPIC]
     rig.close_consumer(consumer)
     assert rig.owner.catalogue.topics.complete_names("public/default") == []
-    assert names.parse(TOPIC) not in rig.owner.non_persistent
+    assert names.parse(TOPIC) not in rig.owner.topics.non_persistent
 
 
 def test_it_may_be_switched_off(rigs):
@@ -108,7 +108,7 @@ def test_a_subscription_has_dropped_what_it_was_not_given(rig):
     producer, slow, quick = rig.producer(TOPIC), rig.consumer(TOPIC, "slow"), rig.consumer(TOPIC, "quick")
     rig.run(rig.flow(slow, 1), rig.flow(quick, 100))
     rig.run(rig.sends((producer, b"a"), (producer, b"b", {"batch": 5}), (producer, b"c")))
-    [topic] = rig.owner.non_persistent.values()
+    [topic] = rig.owner.topics.non_persistent.values()
     dropped = {name: subscription.dropped for (name, _), subscription in topic.subscriptions.items()}
     assert dropped == {"slow": 6, "quick": 0}
     assert topic.dropped == 2
@@ -118,7 +118,7 @@ def test_a_topic_where_a_producer_waits_is_not_idle(rig):
     rig.producer(TOPIC)
     rig.run(rig.command("producer", topic=TOPIC, producer_id=99, request_id=99,
                         producer_access_mode=api.WaitForExclusive))
-    [topic] = rig.owner.non_persistent.values()
+    [topic] = rig.owner.topics.non_persistent.values()
     assert len(topic.producers.waiting) == 1
     topic.producers.live.clear()
     assert not topic.is_idle
@@ -129,4 +129,4 @@ def test_a_topic_where_a_producer_waits_is_not_idle(rig):
 def test_nothing_is_read_compacted_where_nothing_is_kept(rig):
     [answer] = rig.run(rig.subscribe(TOPIC, "sub", read_compacted=True)[0]).commands()
     assert (answer.type, answer.error.error) == (api.BaseCommand.ERROR, api.NotAllowedError)
-    assert not rig.owner.non_persistent
+    assert not rig.owner.topics.non_persistent

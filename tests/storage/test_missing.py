@@ -4,9 +4,13 @@ import shutil
 
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.offline.findings import Severity
+from geminga.storage.offline.verify import walk
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep import missing_files
 
+T = api.BaseCommand.Type
 BLOCK = b"x" * 500
 
 
@@ -15,6 +19,14 @@ def said(monkeypatch):
     """Return a list that gets the reported lines, with their codes."""
     lines = []
     monkeypatch.setattr(log, "_write", lambda level, text, code, fields: code == "G126" and lines.append(text))
+    return lines
+
+
+@pytest.fixture
+def said_lost(monkeypatch):
+    """Return a list that gets the lines about refused topics."""
+    lines = []
+    monkeypatch.setattr(log, "_write", lambda level, text, code, fields: code == "G121" and lines.append(text))
     return lines
 
 
@@ -38,7 +50,7 @@ def test_an_owner_that_rolls_trims_truncates_and_deletes_tells_nothing(rig, said
     consumer = rig.consumer("t", subscription="other")
     rig.publish(rig.producers, *[BLOCK] * 6)
     seconds(rig)
-    rig.owner.truncate(rig.partition("t"))
+    rig.owner.trimming.truncate(rig.partition("t"))
     seconds(rig)
     rig.publish(rig.producers, BLOCK)
     seconds(rig)
@@ -121,3 +133,80 @@ def test_files_that_all_processes_share_are_watched_by_one(tmp_path):
     watched.look()
     watched.look()
     assert [line.partition(": ")[0] for line in lines] == [str(paths[0]), str(paths[1])]
+
+
+SEGMENT = "segment://public/default/grown/0000-ffff-0"
+
+
+def refused(rig, topic):
+    """Subscribe, and return (error code, text) of each refusal."""
+    section, _ = rig.subscribe(topic, "new")
+    return [(command.error.error, command.error.message) for command in rig.run(section).commands(T.ERROR)]
+
+
+@pytest.mark.parametrize("topic", ["t", SEGMENT])
+@pytest.mark.parametrize("what", ["folder", "ledgers"])
+@pytest.mark.parametrize("end", ["restart", "crash", "unload"])
+def test_a_stored_topic_whose_files_were_removed_is_refused_until_they_come_back(
+        rigs, said_lost, tmp_path, topic, what, end):
+    rig = rigs()
+    rig.owner.catalogue.scalable_topics.create(rig.topic(SEGMENT).base, 1)
+    rig.publish(rig.producer(topic), BLOCK)
+    folder = rig.partition(topic).folder
+    if end == "unload":
+        rig.asked("unload", topic)
+    else:
+        rig = rigs.restart(rig)
+        rig = rigs.crash(rig) if end == "crash" else rig
+    folder = rig.data_dir / folder.relative_to(folder.parents[1])
+    aside = tmp_path / "aside"
+    shutil.copytree(folder, aside)
+    for path in folder.iterdir():
+        if what == "folder" or path.name != "state":
+            path.unlink()
+    if what == "folder":
+        folder.rmdir()
+    for _ in range(2):
+        [(code, text)] = refused(rig, topic)
+        assert code == api.PersistenceError and str(folder) in text and "missing" in text
+    assert len(said_lost) == rig.counters.total("damage_found") == 1
+    severities = [finding.severity for finding in walk(rig.data_dir) if finding.path == folder]
+    assert severities == ([Severity.LOSS] if end != "unload" else [])      # the journal still has all of it
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    assert [payload for _, payload in rig.everything(topic)] == [BLOCK]
+
+
+def test_an_empty_folder_in_place_of_a_removed_one_begins_the_topic_anew(rig, rigs):
+    partition = rig.partition("t")
+    again = rigs.restart(rig)
+    shutil.rmtree(partition.folder)
+    partition.folder.mkdir()
+    assert again.everything("t") == []
+
+
+def test_a_topic_whose_removed_files_do_not_come_back_can_be_deleted(rig, rigs):
+    partition = rig.partition("t")
+    again = rigs.restart(rig)
+    shutil.rmtree(partition.folder)
+    assert refused(again, "t")
+    assert again.asked("delete", "t", force=True) is None
+    assert again.consumer("t") and again.everything("t") == []
+
+
+def test_topics_that_were_never_used_need_no_folder(rigs):
+    rig = rigs()
+    rig.owner.catalogue.topics.create(rig.topic("made"), 0)
+    rig.owner.catalogue.commit()
+    assert rigs.crash(rig).consumer("made")
+
+
+def test_a_topic_whose_folder_cannot_be_made_is_made_later(rigs, monkeypatch):
+    rig = rigs()
+    folder = rig.data_dir / "partitions"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.touch()
+    [(code, _)] = refused(rig, "t")
+    assert code == api.PersistenceError
+    folder.unlink()
+    assert rig.consumer("t")

@@ -7,7 +7,7 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.errors import NotDurable
-from geminga.storage.owner.durability import ACK_SYNC_MS
+from geminga.storage.open_topics.durability import ACK_SYNC_MS
 
 from .rig import T
 
@@ -125,6 +125,19 @@ def test_an_acknowledgement_is_answered_when_it_is_synced_and_asked_for(rig, wat
     answers = rig.run(rig.acks(consumer, position, request_id=request_id))
     assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5] * bool(request_id)
     assert done == (["append", "sync"] if request_id else ["append"])
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_acknowledgement_that_was_on_the_way_when_its_consumer_was_closed_is_refused(rig, count):
+    """The client would wait for an answer until it gives up."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    positions = [rig.publish(producer, b"x")[0] for _ in range(count)]
+    rig.asked("reset", "a", subscription="sub", time_ms=0)
+    [answer] = rig.run(rig.acks(consumer, *positions, request_id=5)).commands(T.ACK_RESPONSE)
+    refused = answer.ackResponse
+    assert (refused.consumer_id, refused.request_id, refused.error) == (consumer.object_id, 5, api.ConsumerNotFound)
+    assert rig.run(rig.acks(consumer, *positions)).commands() == []
+    assert rig.asked("analyze", "a", subscription="sub")["messages"] == count
 
 
 def test_a_new_subscription_is_synced_before_it_is_answered(rig, watched):

@@ -23,29 +23,6 @@ def payloads(found):
 
 # -- permits -----------------------------------------------------------------------------------------------------------
 
-def test_a_consumer_gets_no_more_than_it_asked_for(ten):
-    """A consumer gets as many entries as it has permits, whether entries or permits come first."""
-    rig, producer, positions = ten
-    consumer = rig.consumer("a")
-    assert rig.receive(consumer, 4) == list(zip(positions[:4], [b"0", b"1", b"2", b"3"], strict=True))
-    assert payloads(rig.receive(consumer, 1)) == b"4"
-    assert payloads(rig.delivered(rig.run(rig.flow(consumer, 2), rig.flow(consumer, 2)), consumer)) == b"5678"
-    assert payloads(rig.receive(consumer, 3)) == b"9"
-    answers = rig.run(rig.sends((producer, b"a"), (producer, b"b"), (producer, b"c")))
-    assert payloads(rig.delivered(answers, consumer)) == b"ab"
-    assert payloads(rig.receive(consumer, 1)) == b"c"
-
-
-def test_a_batch_may_exceed_the_permits_once(rig):
-    """A batch larger than the permits is delivered whole; the surplus is taken off later permits."""
-    producer, consumer = rig.producer("a"), rig.consumer("a")
-    rig.run(rig.sends((producer, b"1"), (producer, b"ten", {"batch": 10}), (producer, b"2"), (producer, b"3")))
-    assert [payload for _, payload in rig.receive(consumer, 5)] == [b"1", b"ten"]
-    assert rig.receive(consumer, 6) == []
-    assert [payload for _, payload in rig.receive(consumer, 1)] == [b"2"]
-    assert [payload for _, payload in rig.receive(consumer, 1)] == [b"3"]
-
-
 def test_many_entries_and_few_take_the_same_permits(rig):
     """Permits are used up alike when entries are counted one by one and as an array."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
@@ -72,38 +49,6 @@ def acknowledged_some(rig, positions):
     return consumer
 
 
-@pytest.mark.parametrize("end", ["closed", "connection gone", "worker gone", "asked for"])
-def test_what_was_not_acknowledged_comes_again_in_order(ten, end):
-    """Unacknowledged entries are redelivered in order to the next consumer, or to the same one on request."""
-    rig, _, positions = ten
-    consumer = acknowledged_some(rig, positions)
-    if end == "asked for":
-        again = rig.delivered(
-            rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id)), consumer
-        )
-    else:
-        if end == "closed":
-            rig.close_consumer(consumer)
-        elif end == "connection gone":
-            rig.run(rig.happened(envelope.CONNECTION_GONE))
-        else:
-            rig.owner.worker_gone(1)
-        consumer = rig.consumer("a")
-        again = rig.receive(consumer)
-    assert payloads(again) == b"235679"
-    assert rig.receive(consumer) == []
-
-
-def test_an_owner_that_stopped_or_was_killed_remembers_what_was_acknowledged(ten, rigs):
-    rig, _, positions = ten
-    acknowledged_some(rig, positions)
-    crashed = rigs.crash(rig)
-    assert payloads(crashed.receive(crashed.consumer("a"))) == b"235679"
-    restarted = rigs.restart(crashed)
-    assert restarted.recovered == 0
-    assert payloads(restarted.receive(restarted.consumer("a"))) == b"235679"
-
-
 def test_acknowledging_a_later_ledger_first_loses_nothing(ten, rigs):
     """The mark-delete position enters a ledger only after everything before it is acknowledged."""
     rig, _, positions = ten
@@ -127,49 +72,6 @@ def test_acknowledging_in_order_costs_no_bitmaps(ten):
     rig.run(rig.acks(consumer, positions[9], cumulative=True))
     rig.close_consumer(consumer)
     assert rig.receive(rig.consumer("a")) == []
-
-
-# -- acknowledgements that mean nothing --------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
-def test_ids_that_never_existed_change_nothing(ten, many):
-    """Acknowledgements of unknown, foreign or repeated ids change nothing, and a requested receipt is sent."""
-    rig, _, positions = ten
-    rig.publish(rig.producer("b"), b"x")
-    consumer = rig.consumer("a")
-    strange = [
-        (99, 0),
-        (positions[0][0], 3),
-        (positions[0][0], 1 << 40),
-        (-1, -1),
-        ((1 << 62), 5),
-        (rig.files("b")[0], 0),
-    ]
-    answers = rig.run(
-        rig.acks(consumer, *strange * many, request_id=5),
-        rig.acks(consumer, *strange * many, cumulative=True, request_id=6),
-    )
-    assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5, 6]
-    assert payloads(rig.receive(consumer)) == b"0123456789"
-    rig.run(rig.acks(consumer, *[positions[0], positions[5]] * many))
-    rig.run(rig.acks(consumer, *[positions[0], positions[5]] * many))
-    rig.close_consumer(consumer)
-    assert payloads(rig.receive(rig.consumer("a"))) == b"12346789"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
-def test_part_of_a_batch_counts_for_nothing(ten, many):
-    """Without batch acks an individual ack of part of a batch changes nothing; a cumulative one acknowledges all
-    before it.
-    """
-    rig, _, positions = ten
-    consumer = rig.consumer("a")
-    rig.run(rig.acks(consumer, *positions * many, flags=envelope.PARTIAL))
-    assert payloads(rig.receive(consumer)) == b"0123456789"
-    rig.run(rig.acks(consumer, *positions[:4] * many, cumulative=True, flags=envelope.PARTIAL))
-    rig.close_consumer(consumer)
-    assert payloads(rig.receive(rig.consumer("a"))) == b"3456789"
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------
@@ -516,6 +418,25 @@ def test_one_that_waits_for_exclusive_access_has_its_turn_when_a_silent_holder_i
     assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [True]
 
 
+@pytest.mark.parametrize(("question", "fields", "error"), [
+    ("unload", {}, api.ServiceNotReady), ("delete", {"force": True}, api.ServiceNotReady),
+    ("terminate", {}, api.TopicTerminatedError)])
+def test_one_that_waits_for_exclusive_access_waits_again_after_its_topic_was_closed(rig, question, fields, error):
+    """At ProducerFenced its client would give up, though nobody has fenced it."""
+    rig.producer("a", producer_access_mode=api.Exclusive)
+    rig.run(rig.command("producer", topic="a", producer_id=7, request_id=7, producer_access_mode=api.WaitForExclusive))
+    refused = rig.run(rig.question(question, "a", **fields)).commands(T.ERROR)
+    assert [(command.error.request_id, command.error.error) for command in refused] == [(7, error)]
+
+
+def test_one_that_waits_for_exclusive_access_is_fenced_by_a_producer_that_fences(rig):
+    rig.producer("a", producer_access_mode=api.Exclusive)
+    rig.run(rig.command("producer", topic="a", producer_id=7, request_id=7, producer_access_mode=api.WaitForExclusive))
+    refused = rig.run(rig.command("producer", connection=2, topic="a", producer_id=8, request_id=8,
+                                  producer_access_mode=api.ExclusiveWithFencing)).commands(T.ERROR)
+    assert [(command.error.request_id, command.error.error) for command in refused] == [(7, api.ProducerFenced)]
+
+
 @pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
 def test_the_holders_are_probed_as_long_as_one_waits_for_exclusive_access(rig, domain):
     """A holder may fall silent long after the other one has come.  Several topics of a connection are one probe."""
@@ -528,7 +449,7 @@ def test_the_holders_are_probed_as_long_as_one_waits_for_exclusive_access(rig, d
     assert probes(rig.run(after_ms=1)) == []
     answers = rig.run(rig.happened(envelope.CONNECTION_GONE))
     assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [True] * 2
-    assert probes(rig.run(after_ms=1_000)) == [] and not rig.owner.contended
+    assert probes(rig.run(after_ms=1_000)) == [] and not rig.owner.clients.producers.contended
 
 
 def test_an_active_failover_consumer_is_probed_when_another_comes(rig):

@@ -5,7 +5,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner.durability import ACK_SYNC_MS
+from geminga.storage.open_topics.durability import ACK_SYNC_MS
 from geminga.storage.topics.subscription import SubType
 
 from .rig import Handle
@@ -35,7 +35,7 @@ def test_a_message_that_is_too_large_and_not_encrypted_is_refused_once(rigs):
 def test_a_topic_that_nobody_has_used_can_be_deleted(rig):
     name = names.parse(TOPIC)
     rig.owner.catalogue.topics.create(name, 0)
-    rig.owner.commit()
+    rig.owner.durability.commit_and_sync()
     rig.asked("delete", TOPIC, force=False)
     assert not rig.owner.catalogue.topics.exists(name)
 
@@ -63,7 +63,7 @@ def test_a_producer_that_waits_publishes_nothing_to_topics_that_keep_nothing(rig
     rig.run(
         rig.command("producer", topic=LIVE, producer_id=99, request_id=99, producer_access_mode=api.WaitForExclusive)
     )
-    [topic] = rig.owner.non_persistent.values()
+    [topic] = rig.owner.topics.non_persistent.values()
     [waiting] = topic.producers.waiting
     assert not rig.run(rig.sends((Handle(waiting.handle, 99, LIVE), b"early"))).receipts
     assert topic.published == 0

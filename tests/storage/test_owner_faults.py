@@ -1,4 +1,4 @@
-"""Kills and power cuts at chosen moments: the smallest cases of faults that test_owner_crashes.py can find."""
+"""Kills and power cuts at chosen moments: the smallest cases of faults that the simulation can find."""
 import itertools
 import os
 import threading
@@ -320,7 +320,7 @@ def test_a_ledger_that_a_killed_process_made_unknown_to_the_journal_survives_a_p
     rig.consumer("a")
     partition = rig.partition("a")
     partition.add_ledger(rig.owner.catalogue.ids.next_ledger_id(), rig.now_ms)        # and here it was killed
-    del rig.owner.by_name[partition.name]                                         # another process opens the partition
+    del rig.owner.topics.by_name[partition.name]      # another process opens the partition
     [position] = rig.publish(rig.producer("a"), b"2")
     assert position == (partition.open_ledger.ledger_id, 0)
     again = cut(rig)

@@ -193,7 +193,7 @@ def test_an_owner_touches_no_partition_before_the_others_have_recovered(former, 
         early.run(after_ms=1_000)
     assert early.partitions == []
     with pytest.raises(Refusal, match="is being started; try again"):
-        early.owner.partition(names.parse(mine[0]))
+        early.owner.topics.find(names.parse(mine[0]))
     late = Rig(root, owners=OWNERS, index=1, has_moved=True, is_mine=lambda name: owner_of(name, OWNERS) == 1)
     early.owner.exchange.owner_is_up(1)
     early.run(after_ms=1_000)

@@ -108,8 +108,10 @@ def test_a_row_is_whole(policy):
     policy takes effect, or the reason why it has none.
     """
     assert policy.doc.endswith(".")
-    # authorization reads rights itself, and a list of clusters is checked against the allowed ones when it is set
-    is_used = any(part.field for part in policy.parts) or policy.name in (*RIGHTS, "allowedClusters")
+    # authorization reads rights itself, a list of clusters is checked against the allowed ones when it is set, and what
+    # changes segments or gives metrics labels is no policy of any partition: it is read as a whole
+    is_used = any(part.field for part in policy.parts) or policy.name in (
+        *RIGHTS, "allowedClusters", "scalableTopicAutoScale", "allowedTopicPropertyKeysForMetrics")
     assert bool(policy.where) == is_used != bool(policy.why)
     assert not policy.where or (ROOT / policy.where).is_file()
     assert policy.levels

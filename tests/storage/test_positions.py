@@ -18,10 +18,10 @@ def topic(rig):
     """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.publish(producer, b"0", b"1", b"2")
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     rig.run(after_ms=DAY_MS)
     positions += rig.run(rig.sends((producer, b"3", {"batch": 4}))).positions
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     positions += rig.run(rig.sends(
         (producer, b"4"), (producer, b"5", {"publish_time": rig.now_ms + 5}))).positions
     return positions, producer, consumer

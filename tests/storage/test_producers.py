@@ -1,8 +1,10 @@
 """Access modes: each of the four against every state of a topic."""
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.topics.producers import (
@@ -14,6 +16,7 @@ from geminga.storage.topics.producers import (
 )
 from geminga.storage.topics.subscription import Producer
 
+TOPIC = SimpleNamespace(name=names.parse("t"))
 _numbers = itertools.count(1)
 MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive,
          "ExclusiveWithFencing": ExclusiveWithFencing}
@@ -21,7 +24,7 @@ MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForEx
 
 def producer(mode, name=None, *, epoch=0, topic_epoch=None, is_generated=True):
     number = next(_numbers)
-    return Producer(number, 1, number, 1, 1, name or f"p{number}", is_generated, epoch, mode, topic_epoch, None)
+    return Producer(number, 1, number, 1, 1, name or f"p{number}", is_generated, epoch, mode, topic_epoch, TOPIC)
 
 
 def admitted(producers, *modes):

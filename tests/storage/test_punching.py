@@ -10,7 +10,7 @@ from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.disk import syscalls
 from geminga.storage.format import NO_ENTRY
 from geminga.storage.jobs import confirmed, reading
-from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers import index_repair, ledger
 from geminga.storage.offline import dump
 from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
@@ -253,7 +253,7 @@ def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger
         acked += rig.publish(producer, *[bytes(1_000)] * 500)
     found = rig.partition("t").open_ledger
     whole = found.index_path.stat().st_blocks * 512
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     forgotten = rig.run(rig.acks(consumer, *acked), after_ms=SECOND).forgotten
     for _ in range(3):
         forgotten += rig.run(after_ms=SECOND).forgotten
@@ -293,7 +293,7 @@ def with_lone_ones(rigs, *numbers, entries=5_000, **options):
         for start in range(first, end, 500):
             acked += rig.publish(producer, *[b"%06d" % number * 40 for number in range(start, min(start + 500, end))])
     found = rig.partition("t").open_ledger
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
     for _ in range(3):
         rig.run(after_ms=SECOND)
@@ -361,7 +361,7 @@ def test_rows_that_are_zeros_of_entries_that_are_needed_are_lost_and_told(rigs, 
     positions = rig.publish(rig.producer("t"), *[b"%04d" % number * 100 for number in range(300)])
     rig.consumer("t", subType=SubType.Shared)
     found = rig.partition("t").open_ledger
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     begin, end = int(found.column("offset")[127]), int(found.column("offset")[191])
     rig = rigs.restart(rig)
     for path, at, size in ((found.index_path, 8_192, 4_096), (found.ledger_path, begin, end - begin)):
@@ -476,13 +476,28 @@ def test_rows_that_were_given_back_take_little_memory(rigs, monkeypatch):
     acked = [position for _ in range(10) for position in rig.publish(producer, *[bytes(300)] * 500)]
     two = rig.partition("t").open_ledger
     rig.run(rig.sends((producer, b"lone", {"deliver_at_time": rig.now_ms + 3_600_000})))
-    rig.owner.roll(rig.partition("t"))
+    rig.owner.topics.roll(rig.partition("t"))
     rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
     rig.run(after_ms=SECOND)
     assert taken_by_index(two) <= 32 << 10
     for found, other in ((one, two), (two, one), (one, two)):
         assert int(found.messages[:found.entries].sum()) == found.entries
         assert found._index is not None and other._index is None
+
+
+def test_rows_that_were_given_back_are_not_filled_in_with_every_tick(rigs, monkeypatch):
+    """An index is made anew when it becomes half as large.  In between, its rows stay in memory for who reads them."""
+    fill, filled_in = index_repair.fill_holes, []
+    monkeypatch.setattr(index_repair, "fill_holes", lambda rows: filled_in.append(fill(rows)) or filled_in[-1])
+    rig = rigs(roll_over_entries=10_000)
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = [position for _ in range(21) for position in rig.publish(producer, *[b"x" * 240] * 500)]
+    rig.run(rig.flow(consumer, 1 << 20))
+    for first in range(0, 9_500, 250):
+        rig.run(rig.acks(consumer, *positions[first:first + 250]), after_ms=SECOND)
+        rig.run(after_ms=SECOND)
+        assert rig.asked("why", "t", subscription="sub")["messages"]["backlog"] == len(positions) - first - 250
+    assert 1 <= len(filled_in) <= 6
 
 
 def test_little_is_not_worth_the_trouble(rigs):

@@ -7,9 +7,19 @@ import pytest
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.admin import questions, table_questions, transactions, typed_json
+from geminga.proto.layouts import MANAGED
+from geminga.storage.admin import (
+    questions,
+    schedule_questions,
+    segment_questions,
+    table_questions,
+    transactions,
+    typed_json,
+)
 from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.topics.subscription import SubType
+
+from .replicated_sites import introduce
 
 T = api.BaseCommand.Type
 
@@ -64,6 +74,16 @@ def test_the_end_of_a_topic_is_told_since_version_9(rig, version, is_told):
     rig.producer("t")
     rig.asked("terminate", "t")
     section, _ = rig.subscribe("t", "sub", connection=2, version=version)
+    assert bool(rig.run(section).commands(T.REACHED_END_OF_TOPIC)) == is_told
+
+
+@pytest.mark.parametrize(("library", "mark", "is_told"), [
+    ("Pulsar-CPP-v4.1.0", "", False), ("Pulsar-CPP-v4.1.0", "true", True), ("Pulsar-Java-v4.0.0", "", True)])
+def test_the_end_of_a_topic_is_not_told_to_libraries_that_would_close_their_connection(rig, library, mark, is_told):
+    introduce(rig, 2, version=library)
+    rig.producer("t")
+    rig.asked("terminate", "t")
+    section, _ = rig.subscribe("t", "sub", connection=2, metadata=[api.KeyValue(key=MANAGED, value=mark)])
     assert bool(rig.run(section).commands(T.REACHED_END_OF_TOPIC)) == is_told
 
 
@@ -276,7 +296,7 @@ def test_whether_a_subscription_is_replicated_outlives_a_crash_and_goes_with_it(
     later.asked("unsubscribe", "t", subscription="yes", force=False)
     later.asked("subscribe", "t", subscription="yes")
     assert later.asked("replicated", "t", subscription="yes") == {"persistent://public/default/t": False}
-    assert not later.owner.catalogue.database.read("SELECT * FROM policies WHERE scope LIKE '#%'")
+    assert not later.owner.catalogue.read("SELECT * FROM policies WHERE scope LIKE '#%'")
     later.close()
 
 
@@ -286,7 +306,7 @@ def test_each_question_has_a_function_that_takes_it_and_gives_its_answer():
     """Each class of questions has a function whose annotations have that class and its answer. The type checker
     cannot check a table of functions with different arguments.
     """
-    kinds = {kind for module in (questions, table_questions, transactions)
+    kinds = {kind for module in (questions, schedule_questions, segment_questions, table_questions, transactions)
              for _, kind in inspect.getmembers(module, inspect.isclass)
              if issubclass(kind, questions.Question) and kind.name}
     assert FUNCTIONS.keys() == kinds

@@ -735,12 +735,12 @@ def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_
     rig.consumer(name)
     assert rig.owner.rates.is_possible
     rig.asked("delete", name, force=True)
-    assert not rig.owner.rates.is_possible and not rig.owner.non_persistent
+    assert not rig.owner.rates.is_possible and not rig.owner.topics.non_persistent
     rig.owner.catalogue.topics.create(names.parse(name), 0)
     rig.asked("subscriptions", name)
     assert rig.owner.rates.is_possible
     rig.asked("delete", name, force=False)
-    assert not rig.owner.rates.is_possible and not rig.owner.non_persistent
+    assert not rig.owner.rates.is_possible and not rig.owner.topics.non_persistent
 
 
 # -- what the log says -------------------------------------------------------------------------------------------------

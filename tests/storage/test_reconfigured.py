@@ -44,8 +44,8 @@ def test_each_option_is_everywhere(used, name):
         assert name == "journal_segment_bytes"      # needs a restart
         return
     owner.configure(wanted)
-    assert owner.options == wanted
-    for topic in [*owner.by_name.values(), *owner.non_persistent.values()]:
+    assert owner.options.current == wanted
+    for topic in [*owner.topics.by_name.values(), *owner.topics.non_persistent.values()]:
         assert topic.options == wanted
         assert topic.subscriptions
         assert all(subscription.options == wanted for subscription in topic.subscriptions.values())
@@ -62,13 +62,13 @@ def test_what_was_changed_over_rest_is_stronger(rig):
     catalogue.options.set("retention_s", 7)
     catalogue.commit()
     rig.owner.configure(replace(rig.options, retention_s=9, retention_bytes=11))
-    assert (rig.owner.options.retention_s, rig.owner.options.retention_bytes) == (7, 11)
+    assert (rig.owner.options.current.retention_s, rig.owner.options.current.retention_bytes) == (7, 11)
 
 
 def test_the_active_consumer_is_chosen_anew(rigs):
     rig = rigs(failover_selection="join-order")
     crowd = {name: rig.consumer("a", subType=SubType.Failover, consumer_name=name) for name in ("z", "a")}
-    assert rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher.active.name == "z"
+    assert rig.owner.topics.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher.active.name == "z"
     rig.run(*[rig.flow(consumer, 1) for consumer in crowd.values()])
     rig.owner.configure(replace(rig.options, failover_selection="name"))
     told = {(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
@@ -94,7 +94,7 @@ def test_keys_are_shared_out_anew_and_stay_in_order(rigs):
         for (_, entry_id), *_ in rig.given(after, consumer):
             # the second entry of a key follows its pending first one
             assert entry_id - len(keys) in held[consumer.number]
-    dispatcher = rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher
+    dispatcher = rig.owner.topics.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher
     assert type(dispatcher.ranges).__name__ == "AutoSplit"
     assert dispatcher.draining      # keys that change hands
 
@@ -126,7 +126,7 @@ def test_the_reserve_of_disk_follows(rigs):
 def test_windows_of_rates_end_when_others_begin(rig):
     """After the width of windows changes, each rate is divided by the seconds of its own window."""
     producer = rig.producer("a")
-    topic = rig.owner.by_name[rig.topic("a")]
+    topic = rig.owner.topics.by_name[rig.topic("a")]
     for _ in range(10):
         rig.run(rig.sends((producer, b"x")), after_ms=1_000)
     rig.owner.configure(replace(rig.options, stats_window_s=5))
@@ -139,7 +139,7 @@ def test_windows_of_rates_end_when_others_begin(rig):
 def test_rates_of_a_window_that_has_just_ended_stay_when_others_begin(rig):
     """A reload in the pass in which a window ended does not show a rate of 0."""
     producer = rig.producer("a")
-    topic = rig.owner.by_name[rig.topic("a")]
+    topic = rig.owner.topics.by_name[rig.topic("a")]
     while not any(topic.rates):
         rig.run(rig.sends((producer, b"x")), after_ms=1_000)
     rig.owner.configure(replace(rig.options, stats_window_s=5))

@@ -259,7 +259,7 @@ def test_names_without_end_leave_the_newest_positions_only(rig, monkeypatch):
 def test_a_dump_shows_positions(rigs, rig):
     send(rig, replicator(rig), *at(3, ledger=70))
     again = rigs.restart(rig)
-    again.partition_id = again.owner.partition(again.topic("a")).folder
+    again.partition_id = again.owner.topics.find(again.topic("a")).folder
     lines = list(dump(again.partition_id / "state"))
     assert [line["last_position"] for line in lines if "replicator" in line] == ["70:3"]
 
@@ -315,9 +315,9 @@ def test_a_message_in_a_transaction_is_refused_to_a_replicator(rig):
 
 
 def set_policies(rig, topic="a", **fields):
-    partition = rig.owner.partition(rig.topic(topic))
+    partition = rig.owner.topics.find(rig.topic(topic))
     partition.policies = replace(partition.policies, **fields)
-    for watcher in (rig.owner.delays, rig.owner._publishing):
+    for watcher in (rig.owner.delays, rig.owner.publishing):
         watcher.watch(partition)
 
 

@@ -15,13 +15,19 @@ from hypothesis.stateful import initialize, rule
 from geminga.proto import names
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.ledgers.journal import Journal
-from geminga.storage.topics import markers, publish_plan
+from geminga.storage.open_topics import markers
+from geminga.storage.topics import publish_plan
 
 from .lives import LivesMachine
-from .test_owner_crashes import OPTIONS, Died
 from .test_replicated import Message, marker, replicator, section
 
 HOW = ["stop", "kill", "power cut", "power cut, lengths lost"]
+# Small, so that a few dozen passes roll ledgers, fill segments and use them again.
+OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 7}
+
+
+class Died(BaseException):
+    """The process was killed at this call."""
 
 
 class SourceMachine(LivesMachine):

@@ -209,7 +209,7 @@ class Life:
         elif what == "tick":
             site.run(after_ms=TICK_MS)
         elif what == "roll":
-            site.rig.owner.roll(site.partition)
+            site.rig.owner.topics.roll(site.partition)
         elif dice.random() < 0.2:
             self.sites.kill(site)
             self.consumers[site] = site.subscribe()
@@ -366,7 +366,7 @@ def test_a_full_disk_drops_markers_and_nothing_else(two, monkeypatch):
         raise StorageFull("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(west.rig.owner._publishing, "_make_room", no_room)
+        patched.setattr(west.rig.owner.publishing, "_make_room", no_room)
         west.run(after_ms=TICK_MS)
     west.consume(consumer)
     two.settle(40)
@@ -487,7 +487,7 @@ def test_a_position_that_does_not_exist_moves_and_makes_nothing(west, name, posi
 @pytest.mark.parametrize("name", ["s", "new"])
 def test_an_entry_that_a_sealed_ledger_does_not_have_moves_nothing(west, name):
     ledger_id, _ = west.partition.last_confirmed
-    west.rig.owner.roll(west.partition)
+    west.rig.owner.topics.roll(west.partition)
     west.publish(b"3")
     claims(west, update("east", name, place("west", (ledger_id, 2**64 - 1))))
     assert west.left(name) == [b"1", b"2", b"3"]

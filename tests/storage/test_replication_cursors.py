@@ -139,7 +139,7 @@ def test_partitions_have_the_cursors_of_their_topic(rigs):
 def test_topics_of_the_broker_s_own_and_without_files_have_no_remote_clusters(rigs, topic):
     rig = replicated(rigs)
     set_policy(rig, "replicationClusters", BOTH, "pulsar/system")
-    policies = policies_of(rig.owner.catalogue, names.parse(topic), rig.owner.options)
+    policies = policies_of(rig.owner.catalogue, names.parse(topic), rig.owner.options.current)
     assert policies.replication_clusters == tuple(BOTH) and policies.remote_clusters == ()
 
 
@@ -263,7 +263,7 @@ def test_a_cluster_that_leaves_the_list_gives_its_backlog_up(rigs):
     consumer = reader(rig)
     set_policy(rig, "replicationClusters", ["near", "standalone"])
     assert cursors(rig) == ["pulsar.repl.near"] and len(rig.files("t")) > 1
-    assert consumer.number not in rig.owner.consumers
+    assert consumer.number not in rig.owner.clients.consumers.by_handle
     set_policy(rig, "replicationClusters", None)
     assert cursors(rig) == []
     rig.run(after_ms=SECOND)
@@ -504,7 +504,7 @@ def test_a_topic_that_waits_for_another_cluster_is_not_inactive(rigs):
     rig.run(rig.acks(consumer, position))
     for _ in range(6):
         rig.run(after_ms=SECOND)
-    assert not rig.partitions and consumer.number not in rig.owner.consumers
+    assert not rig.partitions and consumer.number not in rig.owner.clients.consumers.by_handle
 
 
 def test_a_cursor_without_the_replicator_does_not_expire(rigs):

@@ -11,7 +11,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.jobs import entry_blocks, one_by_one, reading
-from geminga.storage.jobs.occurrences import having
+from geminga.storage.jobs.reading import having
 from geminga.storage.offline import search
 from geminga.storage.offline.search import Conditions
 

@@ -70,7 +70,7 @@ def test_between_the_watermarks_publishing_goes_on_and_nothing_is_allocated_ahea
     for free, ahead in ((DISK, 1 << 20), (201 * MIB, MIB // 4), (199 * MIB, 0), (100 * MIB, 0)):
         room(free)
         rig.run(after_ms=TICK_MS)
-        rig.owner.roll(rig.partition("a"))
+        rig.owner.topics.roll(rig.partition("a"))
         found = rig.partition("a").open_ledger
         while len(rig.publish(producer, bytes(40_000))) and found.entries < 12:
             assert found.unused <= max(64 << 10, ahead + 4096)
@@ -308,7 +308,7 @@ def test_a_sealed_ledger_takes_what_it_holds_and_has_room_again_if_it_has_to_go_
     partition = rig.partition("a")
     sealed = partition.open_ledger
     assert blocks_of(sealed)[0] > sealed.size + MIB
-    rig.owner.roll(partition)
+    rig.owner.topics.roll(partition)
     sizes = [path.stat().st_size for path in sealed.files()]
     assert blocks_of(sealed)[0] < sealed.size + 8192 and blocks_of(sealed)[1] <= 4096
     partition.open_ledger.unlink()

@@ -70,8 +70,8 @@ def test_a_backup_has_the_type(rig, tmp_path):
 def test_a_consumer_of_the_same_type_writes_nothing(rig, monkeypatch):
     """Consumers come and go often, and their type almost never changes."""
     noted = []
-    note = rig.owner.note
-    monkeypatch.setattr(rig.owner, "note", lambda partition, op: (noted.append(op), note(partition, op)))
+    note = rig.owner.decisions.note
+    monkeypatch.setattr(rig.owner.decisions, "note", lambda partition, op: (noted.append(op), note(partition, op)))
     for kind, ops in ((SubType.Shared, 1), (SubType.Shared, 0), (SubType.Failover, 1), (SubType.Failover, 0)):
         leave(rig, rig.consumer("t", subType=kind))
         assert sum(op[0] == format.TYPE_CHANGED for op in noted) == ops

@@ -1,6 +1,7 @@
 """The scan of closed partitions: policies act on partitions without clients, after a start and when they are set."""
 import pytest
 
+from geminga.proto.names import parse
 from geminga.storage.cursors.cursor import EXPIRED
 
 HOUR_MS = 3_600_000
@@ -57,6 +58,36 @@ def test_old_ledgers_of_partitions_that_nobody_uses_go(rigs):
     after.now_ms += HOUR_MS
     ticks(after, 2)
     assert len(after.files("t")) == 1
+
+
+def test_topics_that_no_client_ever_used_are_deleted_where_unused_ones_are(rigs):
+    rig = rigs(discovery_grace_s=0, inactive_topic_s=10)
+    topics, policies = rig.owner.catalogue.topics, rig.owner.catalogue.policies
+    kept, early, late, partitioned = (parse(f"persistent://public/default/{name}") for name in "abcd")
+    for topic in (early, late):
+        policies.set(str(topic), "inactiveTopicPolicies", {
+            "inactiveTopicDeleteMode": "delete_when_no_subscriptions", "maxInactiveDurationSeconds": 10,
+            "deleteWhileInactive": True})
+    topics.create(kept, 0)
+    topics.create(early, 0)
+    topics.create(partitioned, 2)
+    ticks(rig, 9)
+    topics.create(late, 0)
+    ticks(rig, 4)
+    assert not topics.exists(early) and topics.exists(late)
+    ticks(rig, 9)
+    assert topics.all_base_names() == [str(kept), str(partitioned)] and rig.partitions == []
+
+
+@pytest.mark.slow
+def test_topics_that_no_client_ever_used_are_opened_a_few_at_a_time(rigs):
+    rig = rigs(discovery_grace_s=0, delete_inactive_topics=True, inactive_topic_s=10)
+    for number in range(1_200):
+        rig.owner.catalogue.topics.create(parse(f"persistent://public/default/{number}"), 0)
+    ticks(rig, 1)
+    assert 0 < len(rig.partitions) <= 50
+    ticks(rig, 50)
+    assert rig.owner.catalogue.topics.all_base_names() == []
 
 
 def test_another_owners_partitions_are_left_alone(rigs):

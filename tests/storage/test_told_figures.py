@@ -101,7 +101,7 @@ def set_policies(rig, scope, **values):
 
 
 def look(rig, found):
-    for topic in [str(name) for name in (*rig.owner.by_name, *rig.owner.non_persistent)]:
+    for topic in [str(name) for name in (*rig.owner.topics.by_name, *rig.owner.topics.non_persistent)]:
         gather(found, rig.shown("stats", topic, earliest=True, publishers=True, consumers=True), "stats")
         gather(found, rig.shown("internal", topic), "internal")
         if topic.startswith("persistent"):

@@ -71,7 +71,7 @@ def test_what_is_open_is_aborted_in_a_restored_copy(two, restored):
     """Messages that it publishes later would be missing, so a client must not commit the rest."""
     bits = begun(two)
     again = restored()
-    assert stored(again) == [[], []] and again.rigs[0].owner.coordinator.active == 0
+    assert stored(again) == [[], []] and again.rigs[0].owner.coordinator.transactions.active == 0
     assert again.rigs[0].partition(OURS).limit is again.rigs[1].partition(THEIRS).limit is None
     assert again.rigs[0].end(bits) == [api.TransactionNotFound]
     two.rigs[0].end(bits)

@@ -1,8 +1,10 @@
 """Compacted views of topics with transactions: aborted values replace nothing, and no view reaches into an open one."""
 import pytest
 
+from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.compacting import nightly
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.open_topics import compacted_views
 
 from .test_compacted import Topic
 from .transactional import TransactionalRig
@@ -84,7 +86,7 @@ def test_without_the_newest_state_a_view_ends_where_the_files_say_nothing(rig):
     transaction = rig.begin("t")
     rig.run(rig.sends_in(transaction, *keyed(producer, ("a", b"a2"))))
     rig.end(transaction, "t")
-    assert not nightly.is_settled(rig.data_dir, nightly.Target(rig.partition("t").partition_id, TOPIC))
+    assert not confirmed.is_settled(rig.data_dir, rig.partition("t").partition_id)
     assert compact(rig, settles=False) == nightly.COMPACTED and values(rig) == [b"a1", b"a2"]
     assert rig.partition("t").view.horizon[1] == 0
     assert compact(rig) == nightly.COMPACTED and values(rig) == [b"a2"]
@@ -114,7 +116,7 @@ def test_a_topic_is_due_for_what_a_compaction_can_read(tmp_path):
     producer = rig.producer("t")
     transaction = rig.begin("t")
     rig.run(rig.sends_in(transaction, *keyed(producer, ("a", b"a1"))))
-    assert rig.owner.views.due() == []
+    assert compacted_views.due(rig.owner.topics.by_name.values()) == []
     rig.end(transaction, "t")
-    assert rig.owner.views.due() == [(rig.partition("t").partition_id, TOPIC)]
+    assert compacted_views.due(rig.owner.topics.by_name.values()) == [(rig.partition("t").partition_id, TOPIC)]
     rig.close()

@@ -119,7 +119,7 @@ def test_a_kill_changes_nothing(rig, tmp_path, commits, kills):
     step(0)
     rig.publish_in(transaction, rig.producer("t"), b"b")
     step(1)
-    rig.owner.partition(rig.topic("t"))
+    rig.owner.topics.find(rig.topic("t"))
     rig.end(transaction, "t", commits=commits)
     step(2)
     assert texts(rig) == [b"before"] + [b"a", b"b"] * commits
@@ -155,7 +155,7 @@ def test_an_unloaded_topic_asks_how_its_transactions_ended(rig, commits):
     published, added = rig.begin("t"), rig.begin("t")
     rig.publish_in(published, producer, b"a")
     rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=1))
-    rig.owner.release(rig.partition("t"))
+    rig.owner.topics.unload(rig.partition("t"))
     assert not rig.partitions
     producer = rig.producer("t")
     assert rig.peers.sent[-1] == (0, envelope.ASK, published, partition_id, 0)
@@ -259,7 +259,7 @@ def test_sends_that_wait_end_with_their_topic_and_producer(rig):
     for each in (producer, consumer):
         kind = "close_producer" if each is producer else "close_consumer"
         rig.run(rig.command(kind, **{f"{kind[6:]}_id": each.object_id}, request_id=1))
-    rig.owner.release(rig.partition("t"))
+    rig.owner.topics.unload(rig.partition("t"))
     assert not rig.owner.admission.is_asking
 
 

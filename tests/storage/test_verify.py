@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from geminga.proto import layout_changes, names
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.catalogue.checksums import COLUMNS, with_row
@@ -362,9 +363,18 @@ def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     catalogue = open_catalogue(path)
     catalogue.policies.set("public/default", "messageTTL", 60)
     catalogue.properties.set("public/default", {"a": "b"})
-    catalogue.database.write(
+    catalogue.write(
         "INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')"
     )
+    catalogue.write(
+        "INSERT INTO schedules VALUES (1, 'persistent://public/default/a', 's', '', 0, 0, '{}', '{}', x'00', x'00')"
+    )
+    catalogue.write("INSERT INTO kept_topics VALUES (1, 'persistent://public/default/gone', 0, 0, 0, 0, 0, '{}')")
+    catalogue.write("INSERT INTO kept_cursors VALUES (1, 1, 1, 0, 0)")
+    topic = names.parse("topic://public/default/s")
+    catalogue.scalable_topics.create(topic, 2)
+    catalogue.scalable_topics.begin_change(
+        topic, layout_changes.split(topic, catalogue.scalable_topics.layout(topic), 0, 1))
     catalogue.commit()
     catalogue.close()
     assert folder.found() == []
@@ -473,7 +483,7 @@ def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatc
     may look damaged for a moment.
     """
     def found(text):
-        return verify.Finding(tmp_path, 0, 0, text, "", verify.Severity.LOSS)
+        return verify.Finding(tmp_path, text, "", verify.Severity.LOSS)
 
     looks = [
         {0: [], 1: [found("a"), found("b")], 2: [found("a")]},
@@ -488,7 +498,7 @@ def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatc
 
     monkeypatch.setattr(verify, "read_names", lambda data_dir, is_served: verify.Names())
     monkeypatch.setattr(verify._Walk, "_look", look)
-    told = [one.what for one in verify._Walk(tmp_path, is_served, 1, verify.Seen()).findings()]
+    told = [one.what for one in verify._Walk(tmp_path, is_served, 1, verify.Seen(), lambda *_: None).findings()]
     assert sorted(set(told)) == expected
     assert asked == ([None, {1, 2}, {1}] if is_served else [None])
 
@@ -497,7 +507,7 @@ def test_beside_a_broker_a_folder_that_is_whole_is_looked_at_once(tmp_path, monk
     asked = []
     monkeypatch.setattr(verify, "read_names", lambda data_dir, is_served: verify.Names())
     monkeypatch.setattr(verify._Walk, "_look", lambda self, names, wanted: asked.append(wanted) or {0: [], 1: []})
-    assert list(verify._Walk(tmp_path, True, 1, verify.Seen()).findings()) == []
+    assert list(verify._Walk(tmp_path, True, 1, verify.Seen(), lambda *_: None).findings()) == []
     assert asked == [None]
 
 

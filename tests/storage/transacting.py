@@ -47,7 +47,7 @@ def answer(rig, consumer, transaction, *positions, **fields):
     """
     answers = rig.run(ack(rig, consumer, transaction, *positions, **fields))
     if isinstance(rig, TransactionalRig) and not answers.commands(T.ACK_RESPONSE):
-        subscription = rig.owner.consumers[consumer.number].subscription
+        subscription = rig.owner.clients.consumers.by_handle[consumer.number].subscription
         answers, _ = rig.pass_of(rig.owner.held_acks.answered, transaction, rig.partition(TOPIC).partition_id,
                                  subscription.cursor.subscription_id)
     [command] = answers.commands(T.ACK_RESPONSE)
@@ -60,10 +60,10 @@ def answer(rig, consumer, transaction, *positions, **fields):
 def end(rig, transaction, *, commits):
     """Commit or abort a transaction as a coordinator has it done; return the answers of the pass."""
     partition = rig.partition(TOPIC)
-    pending.end(rig.owner, partition, transaction, commits=commits)
+    pending.end(rig.owner.decisions, partition, transaction, commits=commits)
     partition.transactions.end(transaction, commits=commits)
-    rig.owner.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
-    rig.owner.answer_needs_sync()
+    rig.owner.decisions.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
+    rig.owner.decisions.answer_needs_sync()
     answers = rig.run()
     partition.check()
     return answers

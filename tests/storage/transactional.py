@@ -33,8 +33,9 @@ class TransactionalRig(Rig):
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.owner.peers = self.peers = Peers()
-        self.participant = self.owner.participant
+        self.peers, self.participant = Peers(), self.owner.participant
+        for part in (self.participant, self.owner.coordinator, self.owner.admission, self.owner.held_acks):
+            part._peers = self.peers
         self._least = 0
 
     def run_all(self, by_worker, *, after_ms=0):

@@ -6,6 +6,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from multidict import CIMultiDict
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.log import log
@@ -23,9 +24,10 @@ class Played:
     """Owners that answer each question about a topic as the test says: with a value, or an exception that is raised."""
 
     def __init__(self):
-        self.answers = {}
+        self.answers, self.asked = {}, []
 
     async def ask(self, question):
+        self.asked.append(question)
         answer = self.answers[question.name, question.topic.local_name]
         if isinstance(answer, Exception):
             raise answer
@@ -180,6 +182,26 @@ NO_SUBSCRIPTION, IS_BUSY = Refusal(api.SubscriptionNotFound, "none"), Refusal(ap
 def test_what_is_done_to_a_subscription_is_done_where_it_is_and_failures_are_told(alone, first, second, expected):
     alone.owners.answers = {("unsubscribe", "t-partition-0"): first, ("unsubscribe", "t-partition-1"): second}
     assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("DELETE", f"{TOPICS}/t/subscription/s"))[1][0] == expected
+
+
+@pytest.mark.parametrize("request_line", [
+    ("DELETE", f"{TOPICS}/t/subscription/s"), ("POST", f"{NAMESPACES}/default/unsubscribe/s")])
+def test_a_subscription_that_has_consumers_somewhere_is_deleted_nowhere(alone, request_line):
+    alone.owners.answers = {("unsubscribe", "t-partition-0"): {}, ("unsubscribe", "t-partition-1"): IS_BUSY}
+    catalogue, topic = alone.made[topics.TOPICS].catalogue, names.parse("persistent://public/default/t")
+    catalogue.topics.create(topic, 2)
+    for part in catalogue.topics.parts(topic):
+        catalogue.partitions.create(part)
+    catalogue.commit()
+    assert alone.ask(request_line)[0][0] == 412
+    assert len(alone.owners.asked) == 2 and all(question.looks for question in alone.owners.asked)
+
+
+def test_a_subscription_that_one_partition_refuses_is_made_on_none(alone):
+    too_many = Refusal(api.NotAllowedError, "too many")
+    alone.owners.answers = {("subscribe", "t-partition-0"): True, ("subscribe", "t-partition-1"): too_many}
+    assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("PUT", f"{TOPICS}/t/subscription/s"))[1][0] == 405
+    assert len(alone.owners.asked) == 2 and all(question.looks for question in alone.owners.asked)
 
 
 @pytest.mark.parametrize(("made", "expected"),

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.table_questions import Listing, ListUnexported
+from geminga.storage.admin.table_questions import Listing, ListUnexported, ListUnreplicated
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor.admin.monitoring import alarms, hanging_transactions
-from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, LateExports, LateReplication
+from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, Late
+from geminga.supervisor.admin.resources.retries import STUCK_SECONDS
 from geminga.supervisor.configuration.config import AlarmOptions, Config
 
 from ..harness import eventually, request, unique_topic
@@ -356,12 +358,12 @@ def test_transactions_that_hang_are_an_alarm_that_names_three_of_them(host):
 # -- exports ------------------------------------------------------------------------------------------------------
 
 def test_late_exports_are_an_alarm_with_the_oldest_topic_and_its_age(host):
-    host.alarms.exports.oldest = "persistent://a/b/c", round((host.wall - 50.2 * 3600) * 1000)
-    host.alarms.exports.topics = 1
+    host.alarms.exports.oldest = {"topic": "persistent://a/b/c", "since_ms": round((host.wall - 50.2 * 3600) * 1000)}
+    host.alarms.exports.count = 1
     host.passes()
     assert host.raised() == {"exports": "a message of persistent://a/b/c is 2 d 2 h old and not exported yet; "
                                         "geminga nightly report tells how the last night went"}
-    host.alarms.exports.topics = 1_235
+    host.alarms.exports.count = 1_235
     host.passes(3600.0)
     assert "c is 2 d 3 h old and not exported yet; topics like that: 1,235; geminga" in host.raised()["exports"]
     assert [code for code, _ in host.said] == ["G530"]      # it is not logged again for every hour
@@ -372,18 +374,42 @@ def test_late_exports_are_an_alarm_with_the_oldest_topic_and_its_age(host):
 
 # -- replication ---------------------------------------------------------------------------------------------------
 
+def test_changes_of_scalable_topics_that_fail_for_long_are_an_alarm_with_their_errors(host):
+    retries, topics = host.alarms.retries, [names.parse(f"topic://a/b/{letter}") for letter in "abcd"]
+    retries.failed(topics[0], "split", OSError("the disk is full"))
+    host.passes()
+    assert host.raised() == {}
+    retries.failed(topics[0], "split", OSError("the files of x cannot be used"))
+    host.passes(STUCK_SECONDS)
+    assert host.raised() == {"segments": "the split of topic://a/b/a has failed for 31 s and is tried again: "
+                                         "the files of x cannot be used"}
+    for topic in topics[1:]:
+        retries.failed(topic, "deletion", OSError("no"))
+    host.passes(STUCK_SECONDS)
+    assert host.raised()["segments"].endswith("; and 1 others")
+    retries.keep("deletion", topics[:2])
+    host.passes(STUCK_SECONDS)
+    assert [code for code, _ in host.said] == ["G560"] * 3
+    for topic in topics[:2]:
+        retries.ended(topic)
+    host.passes()
+    assert host.raised() == {} and host.said[-1] == ("G560", "alarm segments is over")
+
+
 def test_late_replication_is_an_alarm_with_the_oldest_topic_its_cluster_and_its_age(host):
-    since_ms = round((host.wall - 699.2) * 1000)
-    host.alarms.replication.oldest, host.alarms.replication.cursors = ("persistent://a/b/c", "far", since_ms, False), 1
+    late = host.alarms.replication
+    late.oldest = {"topic": "persistent://a/b/c", "remote": "far", "since_ms": round((host.wall - 699.2) * 1000),
+                   "is_connected": False}
+    late.count = 1
     host.passes()
     assert host.raised() == {"replication": "a message of persistent://a/b/c is 11 min 40 s old and not at cluster far "
                                             "yet, to which nothing is connected; geminga why persistent://a/b/c tells "
                                             "more"}
-    host.alarms.replication.oldest, host.alarms.replication.cursors = ("persistent://a/b/c", "far", since_ms, True), 20
+    late.oldest, late.count = late.oldest | {"is_connected": True}, 20
     host.passes()
     assert "far yet, which does not confirm it; topics and clusters like that: 20;" in host.raised()["replication"]
     assert [code for code, _ in host.said] == ["G540", "G540"]
-    host.alarms.replication.oldest = None
+    late.oldest = None
     host.passes()
     assert host.raised() == {} and host.said[-1] == ("G540", "alarm replication is over")
 
@@ -392,14 +418,14 @@ def test_late_replication_is_asked_for_at_all_owners_and_the_oldest_is_told():
     def row(topic, since_ms):
         return {"topic": topic, "remote": "far", "since_ms": since_ms, "is_connected": True}
 
-    late = LateReplication()
+    late = Late(ListUnreplicated, 30)
     late.bound_s = 60
     owners = PlayedOwners([Listing(3, 0, []), Listing(0, 2, [row("b", 20)])], [Listing(0, 1, [row("a", 10)])])
     asyncio.run(late.look(owners))
-    assert (late.oldest, late.cursors) == (("a", "far", 10, True), 3)
+    assert (late.oldest, late.count) == (row("a", 10), 3)
     late.bound_s = 0
     asyncio.run(late.look(owners))
-    assert (late.oldest, late.cursors) == (None, 0)
+    assert (late.oldest, late.count) == (None, 0)
 
 
 # -- late exports, as owners tell of them --------------------------------------------------------------------------
@@ -424,20 +450,20 @@ def listing(total, *rows):
 
 def test_the_oldest_message_of_all_owners_is_looked_for_and_all_topics_are_counted():
     """An owner that has rows to make is asked again.  While one does not answer, what was seen before still holds."""
-    late, down = LateExports(), Refusal(api.ServiceNotReady, "it is being started")
+    late, down = Late(ListUnexported, 60), Refusal(api.ServiceNotReady, "it is being started")
     late.bound_s = 3600
     asyncio.run(late.look(PlayedOwners([listing(0)], [listing(0)])))
-    assert (late.oldest, late.topics) == (None, 0)
+    assert (late.oldest, late.count) == (None, 0)
     owners = PlayedOwners([Listing(7, 0, []), listing(3, ("a", 20))], [listing(2, ("b", 10))])
     asyncio.run(late.look(owners))
-    assert (late.oldest, late.topics) == (("b", 10), 5)
+    assert (late.oldest, late.count) == ({"topic": "b", "since_ms": 10}, 5)
     assert [type(question) for question in owners.asked] == [ListUnexported] * 3
     asyncio.run(late.look(PlayedOwners([listing(0)], [down])))
-    assert (late.oldest, late.topics) == (("b", 10), 5)
+    assert (late.oldest, late.count) == ({"topic": "b", "since_ms": 10}, 5)
     late.bound_s = 0
     owners = PlayedOwners([], [])
     asyncio.run(late.look(owners))
-    assert (late.oldest, late.topics, owners.asked) == (None, 0, [])
+    assert (late.oldest, late.count, owners.asked) == (None, 0, [])
 
 
 # -- pages about alarms
@@ -465,28 +491,24 @@ def test_every_rule_names_a_page_of_the_runbook_that_there_is():
 
 # -- files that are removed ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("what", ["catalogue.sqlite", "catalogue.sqlite-wal", "lock", "format", "ledger", "index"])
-def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what):
-    """The alarm is in the log by the file's name, in the status and in /metrics; the broker goes on, as its file is
+def test_files_that_are_removed_while_they_are_used_are_an_alarm(fresh_broker):
+    """The alarm is in the log by each file's name, in the status and in /metrics; the broker goes on, as its files are
     open.
     """
     topic = unique_topic("removed")
     place = fresh_broker.http_url + topic.replace("://", "/").join(("/admin/v2/", "/subscription/s"))
     assert request("PUT", place, b'"earliest"')[0] == 204      # without a subscription the message would be deleted
     assert run("publish", "--url", fresh_broker.service_url, topic, "before")[0] == 0
-    if what in ("ledger", "index"):
-        [path] = fresh_broker.data_dir.glob(f"partitions/*/*.{what}")
-    else:
-        path = fresh_broker.data_dir / what
+    [ledger] = fresh_broker.data_dir.glob("partitions/*/*.ledger")
+    paths = [ledger, ledger.with_suffix(".index"), *(fresh_broker.data_dir / name for name in (
+        "catalogue.sqlite", "catalogue.sqlite-wal", "lock", "format"))]
     assert "damage" not in run("status", "--admin-url", fresh_broker.http_url)[1]
-    path.unlink()
-
-    def told():
-        status, printed, _ = run("status", "--admin-url", fresh_broker.http_url)
-        return status == 1 and "ALARM damage" in printed and "damage.md" in printed
-    eventually(told, what="the alarm")
+    for path in paths:
+        path.unlink()
+    eventually(lambda: all(f"{path.name}: it was removed" in fresh_broker.log() for path in paths), what="their lines")
+    status, printed, _ = run("status", "--admin-url", fresh_broker.http_url)
+    assert status == 1 and "ALARM damage" in printed and "damage.md" in printed
     assert 'geminga_alarm{alarm="damage"} 1.0' in request("GET", fresh_broker.http_url + "/metrics")[1]
-    lines = [line for line in fresh_broker.log().splitlines() if f"{path.name}: it was removed" in line]
-    assert len(lines) == 1, fresh_broker.log()
+    assert [fresh_broker.log().count(f"{path.name}: it was removed") for path in paths] == [1] * len(paths)
     assert run("read", "--url", fresh_broker.service_url, unique_topic("other"))[0] == 1      # the broker still answers
     assert run("status", "--admin-url", fresh_broker.http_url, "--seen", "damage")[0] == 0

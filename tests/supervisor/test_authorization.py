@@ -11,10 +11,10 @@ from geminga.proto.commands import TABLE
 from geminga.proto.names import POSITION_PROPERTY
 from geminga.storage.catalogue import policy_table
 from geminga.supervisor.admin import app
-from geminga.supervisor.admin.requests import audit, authorization
-from geminga.supervisor.admin.resources import brokers
-from geminga.supervisor.rest_messages import doors as rest_doors
-from geminga.supervisor.web import doors
+from geminga.supervisor.admin.requests import audit
+from geminga.supervisor.admin.requests import rights as demanded
+from geminga.supervisor.admin.resources import brokers, http_messages, websockets
+from geminga.supervisor.main import main
 
 from ..harness import HANG_SECONDS, Broker, eventually
 from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
@@ -39,14 +39,15 @@ wildcards = true
 ADMINS = {"admin", "tenant-admin"}
 PRODUCERS, CONSUMERS = {"namespace-producer", "wild-east"}, {"namespace-consumer"}
 MAY = {     # by what a route demands: the roles that may
-    authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS,
-    authorization.NAMESPACE: ADMINS, authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS,
-    authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
-    authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
-    authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
-    authorization.WRITES: ADMINS | PRODUCERS | {"topic-producer"},
-    authorization.READS: ADMINS | CONSUMERS | {"topic-consumer"},
-    authorization.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
+    demanded.SUPER: {"admin"}, demanded.TENANTS: ADMINS, demanded.TENANT: ADMINS,
+    demanded.NAMESPACE: ADMINS, demanded.TOPIC: ADMINS, demanded.TOPIC_POLICY: ADMINS,
+    demanded.LISTS: ADMINS | PRODUCERS | CONSUMERS,
+    demanded.DISCARDS: ADMINS | CONSUMERS, demanded.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
+    demanded.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
+    demanded.WRITES: ADMINS | PRODUCERS | {"topic-producer"},
+    demanded.READS: ADMINS | CONSUMERS | {"topic-consumer"},
+    demanded.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"},
+    demanded.RESOLVES: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
 
 
 class Guarded:
@@ -105,20 +106,20 @@ def all_routes():
     for part in app.PARTS:
         application.add_routes(part.routes)
     application.add_routes(brokers.LAST)
-    application.add_routes(doors.routes)
-    application.add_routes(rest_doors.routes)
+    application.add_routes(websockets.routes)
+    application.add_routes(http_messages.routes)
     return {("GET" if route.method == "HEAD" else route.method, route.resource.canonical)
             for route in application.router.routes()}
 
 
 def test_every_route_says_what_it_demands():
     """A route that is added needs a row in the table, and no row is left of a route that is gone."""
-    assert all_routes() == authorization.DEMANDS.keys()
+    assert all_routes() == demanded.DEMANDS.keys()
 
 
-NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
+NAMES = {"-": None} | {name: getattr(demanded, name) for name in (
     "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES",
-    "CONSUMES", "WRITES", "READS")}
+    "CONSUMES", "WRITES", "READS", "RESOLVES")}
 
 
 def rights_of_policies():
@@ -126,8 +127,8 @@ def rights_of_policies():
     rights = {}
     for policy in policy_table.TABLE.values():
         for route, place, demand in (
-                (policy.namespace, "namespaces/{tenant}/{namespace}", authorization.NAMESPACE),
-                (policy.topic, "{domain}/{tenant}/{namespace}/{topic}", authorization.TOPIC_POLICY)):
+                (policy.namespace, "namespaces/{tenant}/{namespace}", demanded.NAMESPACE),
+                (policy.topic, "{domain}/{tenant}/{namespace}/{topic}", demanded.TOPIC_POLICY)):
             if route is not None and not route.kind:
                 methods = ("GET", route.path), (route.method, route.path), ("DELETE", route.remove or route.path)
                 rights |= {(method, f"/admin/v2/{place}/{path}"): demand
@@ -138,39 +139,43 @@ def rights_of_policies():
 def test_every_row_of_the_table_is_as_it_was_decided():
     """The table is written out here, so that a row changes only on purpose; of policies only the exceptions are."""
     assert NAMES == {
-        "SUPER": ("", "administer", 401, False), "TENANTS": ("tenant", "administer", 401, True),
-        "TENANT": ("tenant", "administer", 401, False),
-        "NAMESPACE": ("namespace", "administer", 403, False), "TOPIC": ("topic", "administer", 401, False),
-        "TOPIC_POLICY": ("topic", "administer", 403, False), "LISTS": ("namespace", "lookup", 403, False),
-        "DISCARDS": ("namespace", "consume", 403, False), "LOOKS_UP": ("topic", "lookup", 401, False),
-        "WRITES": ("topic", "produce", 403, False), "READS": ("topic", "consume", 403, False),
-        "PRODUCES": ("topic", "produce", 401, False), "CONSUMES": ("topic", "consume", 401, False), "-": None}
+        "SUPER": ("", "administer", 401, False, False), "TENANTS": ("tenant", "administer", 401, True, False),
+        "TENANT": ("tenant", "administer", 401, False, False),
+        "NAMESPACE": ("namespace", "administer", 403, False, False),
+        "TOPIC": ("topic", "administer", 401, False, False),
+        "TOPIC_POLICY": ("topic", "administer", 403, False, False),
+        "LISTS": ("namespace", "lookup", 403, False, False), "DISCARDS": ("namespace", "consume", 403, False, False),
+        "LOOKS_UP": ("topic", "lookup", 401, False, False),
+        "WRITES": ("topic", "produce", 403, False, False), "READS": ("topic", "consume", 403, False, False),
+        "PRODUCES": ("topic", "produce", 401, False, False), "CONSUMES": ("topic", "consume", 401, False, False),
+        "RESOLVES": ("topic", "lookup", 401, False, True), "-": None}
     rows = [line.split() for line in RIGHTS.read_text().splitlines() if not line.startswith("#")]
     written = {(method, path): NAMES[name] for name, method, path in rows}
     assert len(rows) == len(written)
-    assert rights_of_policies() | written == authorization.DEMANDS
+    assert rights_of_policies() | written == demanded.DEMANDS
 
 
 def test_a_route_that_forgot_is_for_super_users():
-    assert authorization.demand_of("GET", "/admin/v2/new") == authorization.SUPER
+    assert demanded.demand_of("GET", "/admin/v2/new") == demanded.SUPER
 
 
 # -- role x action x level
 
 QUESTIONS = {       # a question that changes nothing for each kind of demand
-    authorization.SUPER: ("GET", "/admin/v2/brokers/configuration"),
-    authorization.TENANTS: ("GET", "/admin/v2/tenants/{tenant}"),
-    authorization.TENANT: ("GET", "/admin/v2/namespaces/{tenant}"),
-    authorization.NAMESPACE: ("GET", "/admin/v2/namespaces/{place}/permissions"),
-    authorization.LISTS: ("GET", "/admin/v2/namespaces/{place}/topics"),
-    authorization.DISCARDS: ("POST", "/admin/v2/namespaces/{place}/clearBacklog/nobodys"),
-    authorization.TOPIC: ("GET", "/admin/v2/persistent/{place}/plain/compaction"),
-    authorization.TOPIC_POLICY: ("GET", "/admin/v2/persistent/{place}/plain/retention"),
-    authorization.LOOKS_UP: ("GET", "/admin/v2/persistent/{place}/plain/partitions"),
-    authorization.PRODUCES: ("POST", "/admin/v2/schemas/{place}/plain/schema"),
-    authorization.CONSUMES: ("GET", "/admin/v2/persistent/{place}/plain/subscriptions"),
-    authorization.WRITES: ("POST", "/topics/persistent/{place}/plain"),
-    authorization.READS: ("POST", "/topics/persistent/{place}/plain/subscription/nobodys/nack"),
+    demanded.SUPER: ("GET", "/admin/v2/brokers/configuration"),
+    demanded.TENANTS: ("GET", "/admin/v2/tenants/{tenant}"),
+    demanded.TENANT: ("GET", "/admin/v2/namespaces/{tenant}"),
+    demanded.NAMESPACE: ("GET", "/admin/v2/namespaces/{place}/permissions"),
+    demanded.LISTS: ("GET", "/admin/v2/namespaces/{place}/topics"),
+    demanded.DISCARDS: ("POST", "/admin/v2/namespaces/{place}/clearBacklog/nobodys"),
+    demanded.TOPIC: ("GET", "/admin/v2/persistent/{place}/plain/compaction"),
+    demanded.TOPIC_POLICY: ("GET", "/admin/v2/persistent/{place}/plain/retention"),
+    demanded.LOOKS_UP: ("GET", "/admin/v2/persistent/{place}/plain/partitions"),
+    demanded.RESOLVES: ("GET", "/lookup/v2/topic/persistent/{place}/plain"),
+    demanded.PRODUCES: ("POST", "/admin/v2/schemas/{place}/plain/schema"),
+    demanded.CONSUMES: ("GET", "/admin/v2/persistent/{place}/plain/subscriptions"),
+    demanded.WRITES: ("POST", "/topics/persistent/{place}/plain"),
+    demanded.READS: ("POST", "/topics/persistent/{place}/plain/subscription/nobodys/nack"),
 }
 
 
@@ -186,7 +191,7 @@ def test_over_http_a_request_needs_what_its_route_demands(guarded, place, demand
 
 def test_who_may_consume_sees_what_waits_and_only_administrators_change_it(guarded, place):
     path = f"/ops/v1/delayed/persistent/{place}/plain"
-    for asked, allowed, refused in ((("GET", path), MAY[authorization.CONSUMES], 401),
+    for asked, allowed, refused in ((("GET", path), MAY[demanded.CONSUMES], 401),
                                     (("DELETE", f"{path}/999:0"), ADMINS, 403),
                                     (("PATCH", f"{path}/999:0", {"deliver_at": "1h"}), ADMINS, 403)):
         found = {role: guarded.ask(role, *asked)[0] for role in rights.ROLES}
@@ -238,11 +243,11 @@ TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Meta
          "WATCH_TOPIC_LIST": "Proxy Client is not authorized to watchTopicList",
          "GET_SCHEMA": "Client is not authorized to Get Schema",
          "GET_OR_CREATE_SCHEMA": "Client is not authorized to Get or Create Schema"}
-OF_TOPIC = {"PARTITIONED_METADATA": authorization.LOOKS_UP, "LOOKUP": authorization.LOOKS_UP,
-            "GET_SCHEMA": authorization.LOOKS_UP,
-            "PRODUCER": authorization.PRODUCES, "SUBSCRIBE": authorization.CONSUMES,
-            "GET_OR_CREATE_SCHEMA": authorization.PRODUCES,
-            "GET_TOPICS_OF_NAMESPACE": authorization.LISTS, "WATCH_TOPIC_LIST": authorization.LISTS}
+OF_TOPIC = {"PARTITIONED_METADATA": demanded.LOOKS_UP, "LOOKUP": demanded.LOOKS_UP,
+            "GET_SCHEMA": demanded.LOOKS_UP,
+            "PRODUCER": demanded.PRODUCES, "SUBSCRIBE": demanded.CONSUMES,
+            "GET_OR_CREATE_SCHEMA": demanded.PRODUCES,
+            "GET_TOPICS_OF_NAMESPACE": demanded.LISTS, "WATCH_TOPIC_LIST": demanded.LISTS}
 
 
 def may(what):
@@ -569,6 +574,75 @@ def test_can_i_tells_why_to_who_administers(guarded, place):
     assert [guarded.ask("admin", "GET", path + rest)[0] for rest in ("", "x&action=dance", "&action=produce")] == [
         400
     ] * 3
+
+
+def test_why_denied_tells_the_command_that_grants_what_is_missing(guarded, place, capsys, monkeypatch):
+    topic = f"{place}/plain"
+    monkeypatch.setenv("GEMINGA_AUTH_PARAMS", f"token:{guarded.people.token('tenant-admin')}")
+
+    def told(*more: str, role: str = "topic-producer") -> list[str]:
+        assert main(["why-denied", "--admin-url", guarded.process.http_url, role, topic, *more]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    refused = f"on persistent://{topic} is not granted to 'topic-producer', who is no administrator of tenant"
+    produce, consume, grant = told()
+    assert produce == f"topic-producer may produce on {topic}: produce on persistent://{topic} is granted to " \
+                      "topic-producer."
+    assert consume.startswith(f"topic-producer may not consume on {topic}: consume {refused}")
+    assert grant == f"  admin or tenant-admin could grant it: geminga admin topics grant-permission {topic} " \
+                    "--role topic-producer --actions consume"
+    assert told("--group", "others", "--group", "topic-producer", role="nobody")[0] == produce.replace(
+        "topic-producer may", "nobody may")
+    answers = json.loads("\n".join(told("-o", "json")))
+    assert [(one["action"], one["allowed"], one["missing_grant"]) for one in answers] == [
+        ("produce", True, None), ("consume", False, "consume")]
+
+
+def test_why_denied_names_no_grant_where_a_grant_is_not_what_is_missing(guarded, place, capsys, monkeypatch):
+    """A subscription may be for other roles than one with a grant to consume."""
+    name = "reserved"
+    guarded.done("POST", f"/admin/v2/namespaces/{place}/permissions/subscription/{name}", ["somebody"])
+    monkeypatch.setenv("GEMINGA_AUTH_PARAMS", f"token:{guarded.people.token('tenant-admin')}")
+    words = ["why-denied", "--admin-url", guarded.process.http_url, "namespace-consumer", f"{place}/plain", "-s", name]
+    assert main(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f"Subscription {name} of {place} is for other roles than 'namespace-consumer'.")
+
+
+# -- scalable topics
+
+def test_over_http_a_right_to_a_scalable_topic_holds_for_its_names(guarded, place):
+    """The regular name stands for the scalable topic, in lookups, in paths without a domain, and for can-i."""
+    guarded.done("PUT", f"/admin/v2/scalable/{place}/many")
+    guarded.done("POST", f"/admin/v2/scalable/{place}/many/permissions/one", ["consume"])
+    schema = {"type": "STRING", "schema": "", "properties": {}}
+    guarded.done("POST", f"/admin/v2/schemas/{place}/many/schema", schema)
+    paths = [f"/lookup/v2/topic/topic/{place}/many", f"/lookup/v2/topic/persistent/{place}/many",
+             f"/lookup/v2/destination/persistent/{place}/many", f"/admin/v2/schemas/{place}/many/schema"]
+    for role, statuses in (("one", {200}), ("nobody", {401})):
+        assert {guarded.ask(role, "GET", path)[0] for path in paths} == statuses
+    assert guarded.ask("one", "GET", f"/lookup/v2/topic/persistent/{place}/plain")[0] == 401
+    assert guarded.ask("one", "GET", f"/lookup/v2/topic/persistent/{place}/many-partition-0")[0] == 401
+    for domain in ("topic", "persistent"):
+        said = guarded.done("GET", f"/ops/v1/can-i/{domain}/{place}/many?role=one&action=consume")
+        assert said == {"allowed": True, "why": f"consume on topic://{place}/many is granted to one"}
+    (segment,) = guarded.done("GET", f"/admin/v2/scalable/{place}/many/stats")["layout"]["segments"].values()
+    assert guarded.connect("one").ask(T.GET_SCHEMA, topic=segment["name"]) == "allowed"
+
+
+def test_rights_to_a_topic_that_is_made_scalable_stay_and_are_its_partitions_too(guarded, place):
+    guarded.done("PUT", f"/admin/v2/persistent/{place}/old/partitions", 2)
+    guarded.done("POST", f"/admin/v2/persistent/{place}/old/permissions/one", ["consume"])
+    assert guarded.ask("one", "POST", f"/admin/v2/scalable/{place}/old/migrate")[0] in (401, 403)
+    guarded.done("POST", f"/admin/v2/scalable/{place}/old/migrate")
+    guarded.done("POST", f"/admin/v2/scalable/{place}/old/permissions/two", ["consume"])
+    names_of_it = [f"persistent://{place}/old-partition-0", f"persistent://{place}/old",
+                   f"segment://{place}/old/0000-7fff-2"]
+    denied = "AuthorizationError: Client is not authorized to Get Schema"
+    for role, told in (("one", "allowed"), ("two", "allowed"), ("nobody", denied)):
+        assert {guarded.connect(role).ask(T.GET_SCHEMA, topic=name) for name in names_of_it} == {told}
+    guarded.done("DELETE", f"/admin/v2/scalable/{place}/old/permissions/one")
+    assert {guarded.connect("one").ask(T.GET_SCHEMA, topic=name) for name in names_of_it} == {denied}
 
 
 # -- the audit log

@@ -22,7 +22,7 @@ from geminga.storage.offline import backup
 from geminga.supervisor.tasks import job_socket
 
 from ..crash.backups import CONFIGURATION
-from ..harness import HANG_MS, Broker, eventually, request, unique_topic
+from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, eventually, path_of, request, unique_topic
 from ..workers.test_coordinators import Begun
 from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
@@ -116,10 +116,6 @@ def admin(broker, method, path, body=None):
     return json.loads(text) if text else None
 
 
-def path_of(topic):
-    return topic.replace("://", "/")
-
-
 def stats(broker, topic):
     found = admin(broker, "GET", f"{path_of(topic)}/internalStats")
     return {name: found[name] for name in ("lastConfirmedEntry", "totalSize", "currentLedgerEntries")} | {
@@ -143,7 +139,7 @@ class Load:
                      for topic in self.topics]
         producers = [self._client.create_producer(topic) for topic in self.topics]
         number = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(LOAD_PAUSE_SECONDS):
             for topic, producer, consumer in zip(self.topics, producers, consumers, strict=True):
                 data = b"%d" % number
                 producer.send(data + BLOCK)
@@ -364,7 +360,7 @@ def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_
 
     with (
         contextlib.closing(job_socket.BrokerSocket(broker.data_dir)) as side,
-        pytest.raises(job_socket.Refused, match="started again"),
+        pytest.raises(job_socket.JobRefused, match="started again"),
     ):
         backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
     assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()

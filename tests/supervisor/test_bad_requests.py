@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -32,7 +33,8 @@ NO_BODY = re.compile(
     r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
     r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|"
     r"shutdown|namespaceIsolationPolicies/\{\w+\}|migration|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
-    r"dispatcherPauseOnAckStatePersistent|antiAffinity|\{topic\}/messageTTL)$|^/ops/|\{rest\}"
+    r"dispatcherPauseOnAckStatePersistent|antiAffinity|"
+    r"\{topic\}/(messageTTL|subscriptionExpirationTime|migrate))$|^/ops/|\{rest\}"
 )
 SHUTDOWN = "/admin/v2/brokers/shutdown"
 
@@ -107,13 +109,18 @@ def filled(path, value):
                   lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
 
 
+# Each route is asked with every fourth name or body, and the next route with the next ones; at night with all.
+some_or_all = pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.nightly)], ids=["some", "all"])
+
+
 @pytest.mark.slow
-def test_strange_names_are_refused_by_every_route(routes, broker, ask):
+@some_or_all
+def test_strange_names_are_refused_by_every_route(routes, broker, ask, each):
     before = seen(broker)
-    for method, path in routes:
+    for number, (method, path) in enumerate(routes):
         if "{" not in path:
             continue
-        for name in NAMES:
+        for name in NAMES[number % each::each]:
             status, reason = ask(method, filled(path, name))
             assert (400 <= status < 500 and reason) or (method == "GET" and status < 300) or status in (503, 409), (
                 method,
@@ -150,18 +157,18 @@ def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes,
     assert seen(broker)[:4] == before[:4]
 
 
-# Bodies that no route expects, and that do no harm to what exists.
+# Bodies that no route expects, and that do no harm to what exists; and such whose members some route reads.
 ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"',
-       b'["\\ud800"]', b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}',
-       b'{"folder": "/\\u0000"}',
-       b'{"deliver_at": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}',
-       b'{"partitions": [2]}', b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}',
-       b'{"type": ["STRING"], "schema": {}}',
-       b'{"allowedClusters": [["standalone"]], "adminRoles": 5}', b'{"auth_policies": []}',
-       b'[{"topic": ["t"], "role": {}}]')
+       b'["\\ud800"]', b'{"\\udfff": "\\ud800"}')
+READ = (b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}', b'{"folder": "/\\u0000"}',
+        b'{"deliver_at": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}',
+        b'{"partitions": [2]}', b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}',
+        b'{"type": ["STRING"], "schema": {}}', b'{"allowedClusters": [["standalone"]], "adminRoles": 5}',
+        b'{"auth_policies": []}', b'[{"topic": ["t"], "role": {}}]')
 
 
-def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(routes, start_broker):
+@some_or_all
+def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(routes, start_broker, each):
     """Members of policies with values of every other kind are among these bodies."""
     broker = start_broker("--workers", "1", "--owners", "1")
     ask, topic = Asker(broker), "/admin/v2/persistent/public/default/odd"
@@ -170,12 +177,12 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
     members = {route.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts
                             for value in ("[]", "1e999", '"x"')]
                for policy in TABLE.values() for route in (policy.namespace, policy.topic) if route is not None}
-    for method, path in routes:
+    for number, (method, path) in enumerate(routes):
         if method not in ("PUT", "POST", "PATCH") or path.endswith("/compaction"):
             continue
         there = re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], "5"), path)
         ask("PUT", topic), ask("PUT", topic + "/subscription/s")
-        for body in (*ODD, *members.get(path.rpartition("/")[2], ())):
+        for body in (*ODD[number % each::each], *READ, *members.get(path.rpartition("/")[2], ())):
             status, reason = ask(method, there, body)
             assert status < 500 or status == 503, (method, there, body, status, reason)
     for query in ("force=%FF&key=%ED%A0%80", "index=%FF", "listenerName=%FF", "mode=%FF&bundle=%FF",
@@ -214,6 +221,44 @@ def test_what_is_no_http_is_refused_and_is_one_line_of_the_log(start_broker):
     assert request("GET", broker.http_url + "/ready")[0] == 200
     assert "Traceback" not in broker.log() and "G290" not in broker.log()
     assert broker.log().count("Error handling request") == 1
+
+
+FLAGGED = {      # path: flags of its query, by method
+    "/admin/v2/TOPIC/partitions": {"GET": ["checkAllowAutoCreation"], "DELETE": ["force"]},
+    "/admin/v2/TOPIC/partitioned-stats": {"GET": ["perPartition", "getEarliestTimeInBacklog"]},
+    "/admin/v2/TOPIC/stats": {"GET": ["excludePublishers", "excludeConsumers"]},
+    "/admin/v2/TOPIC/retention": {"GET": ["applied"]}, "/admin/v2/TOPIC/subscription/s": {
+        "DELETE": ["force"], "PUT": ["replicated"]},
+    "/admin/v2/persistent/public/default": {"GET": ["includeSystemTopic"]},
+    "/admin/v2/namespaces/public/default": {"DELETE": ["force"]}, "/admin/v2/tenants/public": {"DELETE": ["force"]},
+    "/admin/v2/schemas/public/default/flags/schema": {"DELETE": ["force"]},
+    "/admin/v2/clusters/standalone/migrate": {"POST": ["migrated"]},
+    "/admin/v3/transactions/transactionBufferStats/public/default/flags-partition-0": {"GET": ["lowWaterMarks"]},
+    "/ops/v1/definitions": {"POST": ["dry-run"]}, "/ops/v1/topics": {"GET": ["reverse"]},
+    "/ops/v1/schedules/TOPIC/tick": {"PUT": ["dry-run"]}}
+BODIES = {"definitions": {"version": 1}, "migrate": {"brokerServiceUrl": "pulsar://other:6650"},
+          "tick": {"every": "1d", "message": {"payload": "x"}}}
+
+
+def test_a_flag_that_is_neither_true_nor_false_is_refused_and_nothing_is_done(broker, ask):
+    """A misspelt dry-run would carry the change out."""
+    flags = set()
+    for file in (Path(__file__).parents[2] / "supervisor/admin").rglob("*.py"):
+        flags |= set(re.findall(r'is_set\(request, "([\w-]+)"', file.read_text()))
+    assert flags == {flag for methods in FLAGGED.values() for found in methods.values() for flag in found}
+    topic = "persistent/public/default/flags"
+    ask("PUT", f"/admin/v2/{topic}/partitions", b"2")
+    ask("PUT", f"/admin/v2/{topic}/subscription/s")
+    before = seen(broker)
+    for path, methods in FLAGGED.items():
+        for method, found in methods.items():
+            body = BODIES.get(path.rpartition("/")[2])
+            for flag in found:
+                for value in ("maybe", "1", ""):
+                    answer = ask(method, f"{path.replace('TOPIC', topic)}?{flag}={value}",
+                                 None if body is None else json.dumps(body).encode())
+                    assert answer == (400, f"{flag} is true or false"), (method, path, flag)
+    assert seen(broker) == before
 
 
 def test_a_body_that_is_too_large_is_refused(ask):

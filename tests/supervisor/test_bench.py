@@ -84,7 +84,7 @@ def test_a_latency_counts_from_when_a_message_was_due_also_if_it_could_not_be_se
     now = 1_000.0
     monkeypatch.setattr(producer, "CLOCK", lambda: now)
     monkeypatch.setattr(plan.Plan, "link", lambda self, place: Held())
-    load = plan.Plan("", {plan.Place(""): ("topic",)}, blocks.Message(10), rate=100, window=5, consumers=0)
+    load = plan.Plan("", {plan.BrokerAddress(""): ("topic",)}, blocks.Message(10), rate=100, window=5, consumers=0)
     board = plan.Board(1, 0)
     one = producer.Producer(load, load.parts(1)[0], board)
     one.begin()
@@ -192,8 +192,24 @@ def test_a_process_of_the_load_that_dies_ends_it(own, monkeypatch):
     monkeypatch.setattr(running.consumer.Consumer, "begin", lambda self: running.os._exit(1))
     with pytest.raises(running.BrokerError, match="died"):
         topic = unique_topic()
-        running.measure(plan.Plan(own.service_url, {plan.Place(own.service_url): (topic,)}, blocks.Message(10),
+        running.measure(plan.Plan(own.service_url, {plan.BrokerAddress(own.service_url): (topic,)}, blocks.Message(10),
                                   count=10), warmup_s=0, seconds=60)
+
+
+@pytest.mark.slow
+def test_messages_count_that_arrive_before_the_first_look_at_the_load(own, monkeypatch):
+    start = running.Running.start
+
+    def start_late(self):
+        """Return only when everything has arrived, as if this process had had no processor meanwhile."""
+        started = start(self)
+        eventually(lambda: self.look().arrived == 10)
+        return started
+
+    monkeypatch.setattr(running.Running, "start", start_late)
+    places = {plan.BrokerAddress(own.service_url): (unique_topic(),)}
+    figures = running.measure(plan.Plan(own.service_url, places, blocks.Message(10), count=10), warmup_s=0, seconds=60)
+    assert figures["published"] == figures["consumed"] == 10
 
 
 @pytest.mark.parametrize(("words", "expected"), [

@@ -13,12 +13,12 @@ import pulsar
 import pytest
 import yaml
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import show
 from geminga.supervisor.cli.admin import commands, policies, verbs
-from geminga.supervisor.configuration import units
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client.rest import topic_path
 from geminga.supervisor.wording import human
+from geminga.workers.pulsar_client.rest import topic_path
 
 from ..harness import HANG_MS, Broker, eventually, partitioned_topic, request, unique_topic
 
@@ -309,12 +309,15 @@ def test_stats_of_a_topic_are_a_page_for_people(filled_broker, run):
 
 
 # These verbs come after all others, in this order.
-LAST = ["namespaces unsubscribe", "topics unsubscribe", "topics terminate", "topics partitioned-terminate",
+LAST = ["scalable-topics delete",
+        "namespaces unsubscribe", "topics unsubscribe", "topics terminate", "topics partitioned-terminate",
         "topics truncate", "topics delete", "topics delete-partitioned-topic", "brokers shutdown"]
 # Examples that this broker refuses, with their exit statuses.
 REFUSED = {
     "topics create": 409, "topics create-partitioned-topic": 409, "topics get-message-by-id": 404,
     "topicPolicies set-entry-filters-per-topic": 400, "topicPolicies set-offload-policies": 412,
+    "scalable-topics seek": 404, "scalable-topics clear-backlog": 404,
+    "scalable-topics migrate": 409,
     "clusters create": 409, "clusters delete": 412,
     "tenants create": 409, "tenants delete": 409,
     "namespaces create": 409, "namespaces delete": 409, "namespaces set-entry-filters": 400,

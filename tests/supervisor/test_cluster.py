@@ -18,8 +18,7 @@ from ..harness import COMMAND, HANG_SECONDS, Broker, eventually, request, unique
 from ..spark_processes import started
 from .test_compaction import compacted_values, fill
 
-pytestmark = pytest.mark.spark
-
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 
 @pytest.fixture
@@ -74,7 +73,8 @@ def test_a_cluster_of_two_workers_compacts_and_exports(broker, client: pulsar.Cl
     command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
     done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True,
                           text=True, timeout=2 * HANG_SECONDS,
-                          env=os.environ | {"GEMINGA_NIGHTLY_TABLES_URL": str(tmp_path)})
+                          env=os.environ | {"GEMINGA_NIGHTLY_TABLES_URL": str(tmp_path),
+                                            "GEMINGA_NIGHTLY_NICENESS": "0"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout
     assert all(any(folder.glob("app-*/*")) for folder in folders)      # each worker has run an executor

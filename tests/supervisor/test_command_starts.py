@@ -41,14 +41,26 @@ def test_the_list_of_commands_imports_no_command(environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["admin.app", "console.routes.console", "rest_messages.doors", "web.doors",
-                                    "web.process", "rest_messages.server", "replication.process"])
-def test_processes_that_always_run_import_nothing_that_only_jobs_need(module):
-    """Arrow takes 31 MiB of memory."""
-    code = f"import sys, geminga.supervisor.{module}; print(*sys.modules)"
+@pytest.mark.parametrize("module", ["supervisor.admin.app", "supervisor.console.routes.console",
+                                    "supervisor.admin.resources.websockets", "workers.web.process",
+                                    "workers.http_messages.server", "workers.replication.process"])
+def test_processes_that_always_run_import_nothing_that_only_jobs_and_visitors_need(module):
+    """Arrow takes 31 MiB of memory.  Pages, and the key of their sessions, are for a console that somebody opens."""
+    code = f"import sys, geminga.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           timeout=HANG_SECONDS, check=True)
-    assert set(done.stdout.split()) & {"pyarrow", "pandas", "pyspark"} == set()
+    assert set(done.stdout.split()) & {"pyarrow", "pandas", "pyspark", "jinja2", "markdown_it",
+                                       "cryptography.fernet"} == set()
+
+
+@pytest.mark.slow
+def test_a_night_imports_no_pandas():
+    """Only Spark needs pandas, which Arrow imports as soon as an array is made of Python's values or of numpy's."""
+    code = "import sys, geminga.supervisor.tasks.nights; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=HANG_SECONDS, check=True)
+    modules = set(done.stdout.split())
+    assert "pyarrow" in modules and "pandas" not in modules
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 """Compaction on demand and by threshold, the jobs that the broker starts for it, and their status after any failure."""
+import asyncio
 import contextlib
 import json
 import socket
@@ -13,13 +14,13 @@ from geminga.storage.catalogue.catalogue import open_to_read
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.runtime.unix_sockets import short_path
 from geminga.storage.statistics.columns import LATENCIES_MS
-from geminga.supervisor.admin.resources.compaction import Record
+from geminga.supervisor.admin.resources import compaction
+from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import job_socket
 
-from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, partitioned_topic, request, unique_topic
 from .test_metrics import samples, value
 
-WAIT_S = 60
 KEYS = 5
 
 
@@ -54,13 +55,13 @@ def status_of(broker, topic):
             assert code in (200, 503), text
             return code == 200 and json.loads(text)
         return None
-    return eventually(answer, WAIT_S, "an answer")
+    return eventually(answer, what="an answer")
 
 
 def ended(broker, topic):
     """Wait for the end of a compaction; return its status."""
-    found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now, WAIT_S,
-                       f"the end of {topic}'s compaction")
+    found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now,
+                       what=f"the end of {topic}'s compaction")
     return found["status"], found["lastError"]
 
 
@@ -79,7 +80,7 @@ def compacted_values(client, topic):
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
     found = {}
     while reader.has_message_available():
-        message = reader.read_next(WAIT_S * 1000)
+        message = reader.read_next(HANG_MS)
         assert message.partition_key() not in found, "a key comes once"
         found[message.partition_key()] = int(message.data())
     reader.close()
@@ -137,9 +138,9 @@ def test_a_threshold_begins_it(own, client):
     assert request("PUT", place)[0] == 204
     assert request("POST", f"{place}/compactionThreshold", b"3000")[0] == 204
     fill(client, topic, size=100)
-    eventually(lambda: views(own, topic) == [1], WAIT_S, "a first view")
+    eventually(lambda: views(own, topic) == [1], what="a first view")
     fill(client, topic, size=100)
-    eventually(lambda: views(own, topic)[-1:] == [2], WAIT_S, "a second view")
+    eventually(lambda: views(own, topic)[-1:] == [2], what="a second view")
     assert ended(own, topic) == ("SUCCESS", "")
 
 
@@ -166,7 +167,7 @@ def test_a_policy_keeps_the_message_with_the_latest_event_time(own, client):
 def job(broker):
     """say(...) -> answer: a job's messages to the broker, sent by the test."""
     with socket.socket(socket.AF_UNIX) as link, short_path(broker.data_dir / job_socket.SOCKET) as path:
-        link.settimeout(WAIT_S)
+        link.settimeout(HANG_SECONDS)
         link.connect(path)
         with link.makefile("rwb") as file:
             def say(what=None, raw=b""):
@@ -219,7 +220,7 @@ def test_what_compactions_have_read_is_told_apart_from_what_consumers_got(own, c
     assert stats_of(own, topic)["bytesOutInternalCounter"] == 0
     assert request("PUT", url_of(own, topic)) == (204, "")
     assert ended(own, topic) == ("SUCCESS", "")
-    eventually(lambda: stats_of(own, topic)["bytesOutInternalCounter"] > 0, WAIT_S, "the end of its job")
+    eventually(lambda: stats_of(own, topic)["bytesOutInternalCounter"] > 0, what="the end of its job")
     found = stats_of(own, topic)
     assert (found["bytesOutInternalCounter"], found["bytesOutCounter"]) == (found["bytesInCounter"], 0)
 
@@ -254,41 +255,45 @@ def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(
     assert own.child("admin") == admin
 
 
-@pytest.mark.slow
-def test_nobody_is_refused_because_the_path_is_long(tmp_path):
-    made = Broker(tmp_path / ("long-" * 30) / "data")
-    made.data_dir.parent.mkdir()
-    try:
-        made.start()
-        with job(made) as say:
-            assert say({"ask": "leftovers", "owner": 0})["answer"]["folders"] == 0
-    finally:
-        made.close()
-
-
 # -- whatever is killed
 
-def jobs_of(broker):
-    """Return the jobs that the broker has started."""
+def jobs_of(broker, partition):
+    """Return the jobs that the broker has started for this partition."""
+    def is_of_partition(child):
+        words = child.cmdline()
+        return "--partitions" in words and str(partition) in words[words.index("--partitions") + 1].split(",")
+
     with contextlib.suppress(psutil.NoSuchProcess, TypeError):
-        return [child for child in psutil.Process(broker.child("admin")).children()
-                if "--partitions" in child.cmdline()]
+        return [child for child in psutil.Process(broker.child("admin")).children() if is_of_partition(child)]
     return []
 
 
+def is_stopped(child):
+    return all(psutil.Process(thread.id).status() == psutil.STATUS_STOPPED for thread in child.threads())
+
+
+def is_held(broker, topic, child):
+    """Stop a job; return whether it stands before its end, and has told the broker of no end."""
+    child.suspend()
+    eventually(lambda: is_stopped(child), what="a job that stands still")
+    # What the job had sent until then is read before the second question: the broker reads its sockets by turns.
+    return [status_of(broker, topic)["status"] for _ in range(2)] == ["RUNNING"] * 2 and is_stopped(child)
+
+
 def caught(broker, topic):
-    """A job of this topic that stands still; the topic is being compacted for as long."""
+    """Return a job of this topic that stands still; the topic is being compacted for as long."""
+    number = partition_id(broker, topic)
+
     def attempt():
         if status_of(broker, topic)["status"] != "RUNNING":
             request("PUT", url_of(broker, topic))
-        for child in jobs_of(broker):
+        for child in jobs_of(broker, number):
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.suspend()
-                if status_of(broker, topic)["status"] == "RUNNING" and child.is_running():
+                if is_held(broker, topic, child):
                     return child
                 child.resume()
         return None
-    return eventually(attempt, WAIT_S, "a job that was caught before its end")
+    return eventually(attempt, what="a job that was caught before its end")
 
 
 def test_a_job_that_is_killed_is_told_of_and_the_next_goes_on(own, client):
@@ -310,6 +315,16 @@ def test_a_job_that_is_killed_is_told_of_and_the_next_goes_on(own, client):
     assert views(own, topic) == [(before or [0])[-1] + 1]
 
 
+def test_the_number_of_a_job_that_has_ended_is_not_killed_when_the_admin_process_ends(tmp_path, monkeypatch):
+    killed = []
+    monkeypatch.setattr(compaction.jobs, "command", lambda *_: ["true"])
+    monkeypatch.setattr(compaction.os, "killpg", lambda *about: killed.append(about))
+    made = compaction.Compactions(Config(data_dir=tmp_path), None, None)
+    assert asyncio.run(made._run_job([1])) == 0
+    made._kill()      # as at the end
+    assert len(killed) == 1
+
+
 def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_how_it_was(own, client):
     done, begun = unique_topic("done"), unique_topic("begun")
     for topic in (done, begun):
@@ -318,10 +333,10 @@ def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_ho
     assert ended(own, done) == ("SUCCESS", "")
     child = caught(own, begun)
     admin = own.kill("admin")
-    own.wait_replaced("admin", 0, admin, WAIT_S)
+    own.wait_replaced("admin", 0, admin)
     with contextlib.suppress(psutil.NoSuchProcess):
         child.resume()      # the job may have been stopped before it asked the kernel to end it with its parent
-    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the end of its job")
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, what="the end of its job")
     assert status_of(own, done)["status"] == "SUCCESS"
     assert status_of(own, begun)["status"] == ("SUCCESS" if views(own, begun) else "NOT_RUN")
     assert request("PUT", url_of(own, begun))[0] == 204
@@ -336,7 +351,7 @@ def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
     with contextlib.closing(job_socket.BrokerSocket(own.data_dir)) as served:
         served.began({number: topic})
         admin = own.kill("admin")
-        own.wait_replaced("admin", 0, admin, WAIT_S)
+        own.wait_replaced("admin", 0, admin)
         assert served.ask("leftovers")["folders"] == 0
         assert status_of(own, topic)["status"] == "RUNNING"
         served.ended(report(number, topic))
@@ -347,7 +362,7 @@ def test_an_owner_that_is_started_again_is_waited_for(own, client):
     with contextlib.closing(job_socket.BrokerSocket(own.data_dir)) as served:
         owner = own.kill("owner", 0)
         assert served.ask("leftovers", owner=0)["left"] == 0
-        own.wait_replaced("owner", 0, owner, WAIT_S)
+        own.wait_replaced("owner", 0, owner)
 
 
 def test_a_broker_that_stops_leaves_no_job(own, client):
@@ -355,7 +370,7 @@ def test_a_broker_that_stops_leaves_no_job(own, client):
     fill(client, topic)
     child = caught(own, topic)
     assert own.stop() == 0
-    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the end of its job")
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, what="the end of its job")
     own.start()
 
 
@@ -372,7 +387,7 @@ def test_compactions_have_series_by_topic(own, client):
         some = samples(request("GET", f"{own.http_url}/metrics")[1])[f"pulsar_compaction_{name}"]
         return sum(sample.value for sample in some if sample.labels == labels)
 
-    eventually(lambda: told("succeed_count") == 1, WAIT_S, "the end of its job")
+    eventually(lambda: told("succeed_count") == 1, what="the end of its job")
     with job(own) as say:
         say({"ended": report(partition_id(own, topic), topic, "something")})
     found = samples(request("GET", f"{own.http_url}/metrics")[1])
@@ -388,7 +403,7 @@ def test_compactions_have_series_by_topic(own, client):
 
 
 def test_a_record_counts_all_compactions_and_shows_the_last():
-    record = Record("t")
+    record = compaction.Record("t")
     for number, seconds in ((1, 0.004), (2, 0.5)):
         record.add(report(7, "t")
                    | {"outcome": "compacted", "messages_in": 10, "messages_out": 10 - number, "bytes_in": 100 * number,

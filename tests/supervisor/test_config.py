@@ -170,8 +170,8 @@ def test_a_retention_that_keeps_nothing_is_noted():
     ("[worker]\nport = 1", "geminga.toml:2: worker.port is not a key, did you mean network.port?"),
     ("[storage]\nkeep_alive_interval_ms = 1",
      "storage.keep_alive_interval_ms is not a key, did you mean network.keep_alive_interval_ms?"),
-    ("[stroage]", "geminga.toml: stroage is not a key"),
-    ("storage = 3", "geminga.toml:1: storage is not a key"),
+    ("[stroage]", "geminga.toml: stroage is not a key, did you mean section [storage]?"),
+    ("storage = 3", "geminga.toml:1: storage is not a key: it is a section, begun by a line [storage]"),
     ("http_port = '80 80'", "geminga.toml:1: http_port must be a whole number, not '80 80'"),
     ("http_port = true", "geminga.toml:1: http_port must be a whole number, not True"),
     ("http_port = 65536", "geminga.toml:1: http_port must be -1 to 65535, not 65536"),
@@ -264,14 +264,6 @@ def test_a_wrong_variable_or_argument_is_refused_in_one_line(environ, overrides,
     assert refusal(None, environ, overrides).startswith(line)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    """No file, no text: one line with the path."""
-    assert refusal(tmp_path / "none.toml") == (
-        f"{tmp_path}/none.toml: there is no such configuration file: name another with --config, or omit --config")
-    (tmp_path / "broker.conf").write_bytes(b"\xff\xfe")
-    assert refusal(tmp_path / "broker.conf") == f"{tmp_path}/broker.conf: is not UTF-8 text"
-
-
 def test_a_default_grows_with_the_message_size_and_says_so():
     """If max_message_size is set alone, the defaults for ledgers and journal segments grow with it, which is noted."""
     config, notes = load(None, {"PULSAR_PREFIX_maxMessageSize": str(100 << 20)}, {})
@@ -357,6 +349,7 @@ def retention(config):
     ("brokerDeleteInactiveTopicsMode=delete_when_subscriptions_caught_up", lambda c: c.storage.inactive_topic_mode,
      "delete_when_subscriptions_caught_up"),
     ("subscriptionTypesEnabled=Shared,Failover", lambda c: c.storage.subscription_types, ("Shared", "Failover")),
+    ("scalableTopicConsumerSessionGracePeriodSeconds=5", lambda c: c.storage.stream_consumer_grace_s, 5),
     ("subscriptionExpirationTimeMinutes=2", lambda c: c.storage.subscription_expiration_s, 120),
     ("delayedDeliveryEnabled=false", lambda c: c.storage.delayed_delivery, False),
     ("delayedDeliveryTickTimeMillis=50", lambda c: c.storage.delayed_delivery_tick_ms, 50),
@@ -384,8 +377,12 @@ def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expec
 _TLS = {"tlsCertificateFilePath": "/a", "tlsKeyFilePath": "/b"}
 _TOKENS = {"authenticationEnabled": "true", "tokenSecretKey": "data:;base64,AAAA",
            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"}
+_OPEN_ID = {"authenticationEnabled": "true", "openIDAllowedTokenIssuers": "https://id.example.com/realms/a",
+            "openIDAllowedAudiences": "pulsar",
+            "authenticationProviders": "org.apache.pulsar.broker.authentication.oidc.AuthenticationProviderOpenID"}
 # Settings that a test writes together: a text for each name whose default or type does not give one.
 TEXTS = {
+    "allowedTopicPropertyKeysForMetrics": "team,area",
     "advertisedAddress": "pulsar.example.com", "advertisedListeners": "a:pulsar://h:1,b:pulsar://h:2",
     "allowAutoTopicCreationType": "partitioned", "anonymousUserRole": "nobody",
     "authorizationProvider": "org.apache.pulsar.broker.authorization.PulsarAuthorizationProvider",
@@ -393,8 +390,13 @@ TEXTS = {
     "bindAddress": "127.0.0.2", "brokerDeleteInactiveTopicsMode": "delete_when_subscriptions_caught_up",
     "brokerEntryMetadataInterceptors": f"{INDEX},{TIMESTAMP}", "brokerServicePort": "6652", "clusterName": "east",
     "compactionServiceFactoryClassName": "org.apache.pulsar.compaction.EventTimeCompactionServiceFactory",
+    **{name: text for name, text in _OPEN_ID.items() if name.startswith("openID")}, "openIDRoleClaim": "groups",
+    "openIDTokenIssuerTrustCertsFilePath": "/c",
     "journalSyncData": "true", "maxMessageSize": "1048576", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.25",
     "proxyRoles": "a,b", "replicatedSubscriptionsSnapshotFrequencyMillis": "5000", "replicationStartAt": "earliest",
+    "scalableTopicMinSegments": "7",
+    **{f"scalableTopicSplit{rate}Threshold": "300000000"
+       for rate in ("MsgRateIn", "BytesRateIn", "MsgRateOut", "BytesRateOut")},
     "schemaCompatibilityStrategy": "BACKWARD", "subscriptionTypesEnabled": "Shared,Failover", "superUserRoles": "a,b",
     "tlsCiphers": "A,B", "tlsProtocols": "TLSv1.3", "tokenAuthClaim": "role", "tokenPublicAlg": "ES256",
     "tokenAudience": "us", "tokenAudienceClaim": "aud", "webServicePort": "8081", "webServiceTlsCiphers": "A,B",
@@ -403,6 +405,7 @@ TEXTS = {
 NEEDED = {
     "defaultNumPartitions": {"allowAutoTopicCreationType": "partitioned"},
     "authenticationEnabled": _TOKENS, "authenticationProviders": _TOKENS, "authorizationEnabled": _TOKENS,
+    **{name: _OPEN_ID for name in TRANSLATED if name.startswith("openID")},
     "webServiceTlsCiphers": {"tlsCiphers": "A,B"}, "webServiceTlsProtocols": {"tlsProtocols": "TLSv1.3"},
     "tokenAudience": {"tokenAudienceClaim": "aud"}, "tokenAudienceClaim": {"tokenAudience": "us"},
     "tlsRequireTrustedClientCertOnConnect": {**_TLS, "tlsTrustCertsFilePath": "/c"}, "tlsTrustCertsFilePath": _TLS,
@@ -470,6 +473,7 @@ def told_differences():
     (_TLS | {"webServicePortTls": "8444"}, {"webServicePortTls": "8444", "brokerServicePortTls": ""}),
     (_TLS | {"webServicePortTls": "8444", "webServicePort": ""}, {"webServicePort": ""}),
     (_TOKENS, {"tokenSecretKey": "*****", "authenticationEnabled": "true"}),
+    (_OPEN_ID, _OPEN_ID | {"openIDRoleClaim": "sub", "openIDCacheExpirationSeconds": "86400"}),
     ({"basicAuthConf": "data:;base64,AAAA"}, {"basicAuthConf": "*****"}),
     ({"journalSyncData": "false"}, {"journalSyncData": "true"}),      # not followed
     ({"backlogQuotaDefaultLimitGB": "3", "backlogQuotaDefaultLimitBytes": "7"},
@@ -538,10 +542,10 @@ def test_owners_and_workers_agree_about_transactions(written):
 def test_what_tunes_the_transactions_of_pulsar_has_no_effect(written):
     names = sorted(name for name in known_names() if name.startswith("transaction") and not name.endswith("ClassName")
                    and name != "transactionCoordinatorEnabled")
-    assert len(names) == 15
+    assert len(names) == 20
     text = "\n".join(f"{name}=1" for name in names)
     assert load(written(text, "broker.conf"), {}, {})[1] == [
-        f"15 settings of Pulsar have no effect here: {', '.join(names)}"]
+        f"20 settings of Pulsar have no effect here: {', '.join(names)}"]
 
 
 @pytest.mark.slow
@@ -601,6 +605,19 @@ def test_ciphers_and_protocols_of_https_may_be_said_as_those_of_all():
     assert load(None, given, {})[0].tls.versions == ("TLSv1.3",)
 
 
+def test_issuers_are_followed_only_with_their_class(written):
+    """Pulsar has a class for tokens of its own keys and one for those of issuers; only listed ones accept tokens."""
+    def identity(providers):
+        lines = {**_TOKENS, **_OPEN_ID, "authenticationProviders": providers}
+        text = "".join(f"{name}={value}\n" for name, value in lines.items())
+        return load(written(text, "broker.conf"), {}, {})[0].identity
+    token, open_id = "a.AuthenticationProviderToken", "a.AuthenticationProviderOpenID"
+    assert identity(token).oidc.issuers == () and identity(token).authentication.secret_keys
+    assert identity(open_id).oidc.issuers and identity(open_id).authentication.secret_keys == ()
+    both = identity(f"{token},{open_id}")
+    assert both.oidc.issuers and both.authentication.secret_keys and both.authentication.methods == ("token",)
+
+
 DEMANDS = [
     ("authenticationEnabled=true", "needs authenticationProviders"),
     ("authorizationEnabled=true", "authorization.enabled needs authentication.methods"),
@@ -634,6 +651,10 @@ def test_a_variable_withdraws_a_demand_of_the_file(written):
 @pytest.mark.parametrize(("line", "complaint"), [
     ("brokerServicPort=6650", "brokerServicPort: Pulsar has no such setting, did you mean brokerServicePort?"),
     ("qqqqqqqq=1", "qqqqqqqq: Pulsar has no such setting"),
+    ("openIDFallbackDiscoveryMode=KUBERNETES_DISCOVER_TRUSTED_ISSUER",
+     "openIDFallbackDiscoveryMode: issuers are not looked up in Kubernetes"),
+    ("authenticationEnabled=true\nauthenticationProviders=a.AuthenticationProviderOpenID",
+     "authenticationProviders: AuthenticationProviderOpenID needs openIDAllowedTokenIssuers"),
     ("authenticationEnabled=true\nauthenticationProviders=a.Kerberos",
      "authenticationProviders: knows AuthenticationProviderTls, "),
     ("authorizationProvider=a.Mine", "authorizationProvider: knows PulsarAuthorizationProvider only, not 'a.Mine'"),
@@ -684,6 +705,30 @@ def test_the_kind_of_file_is_told_by_name_or_content(written, name, text, port):
 def test_a_properties_file_is_read_as_java_reads_it(text, expected):
     """Separators, comments, continued lines, escapes; each value knows its line."""
     assert parse(text, "f") == {name: (value, f"f:{line}: {name}") for name, (value, line) in expected.items()}
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("[storage]\nscale_segments_max = 4\nscale_segments_min = 5\n",
+     "storage.scale_segments_max must be at least 5, as storage.scale_segments_min is 5, not 4"),
+    ("[storage]\nscale_merge_bytes_in = 50_000_000\n",
+     "storage.scale_merge_bytes_in must be at most 49999999, as storage.scale_split_bytes_in is 50000000, "
+     "not 50000000"),
+    ("[storage]\nscale_split_messages_out = 5_000\n",
+     "storage.scale_split_messages_out must be at least 5001, as storage.scale_merge_messages_out is 5000, not 5000"),
+])
+def test_what_is_merged_is_not_split_at_once(written, text, complaint):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load(written(text), {}, {})
+
+
+def test_the_settings_of_pulsar_5_are_known(written):
+    """A broker.conf of 5.0.1 is taken: what has no effect is said in one line, and a plug-in is refused."""
+    text = "scalableTopicSplitMsgRateInThreshold=20000.0\ntransactionCoordinatorScalableTopicsParallelism=16\n"
+    config, notes = load(written(text, "broker.conf"), {}, {})[:2]
+    assert config.storage.scale_split_messages_in == 20_000
+    assert any("transactionCoordinatorScalableTopicsParallelism" in note for note in notes)
+    with pytest.raises(ConfigError, match="plug-ins of Pulsar are not loaded"):
+        load(written("tlsFactoryClassName=com.example.Tls\n", "broker.conf"), {}, {})
 
 
 def test_the_list_of_pulsars_names_is_a_list_of_names():

@@ -15,7 +15,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pulsar.schema import AvroSchema, Integer, JsonSchema, ProtobufNativeSchema, Record, String, StringSchema
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.pulsar_client import client, consumers
+from geminga.workers.pulsar_client import client, consumers
+from geminga.workers.pulsar_client.connection import ClientError
 
 from ..clients.test_administration import topic_url
 from ..clients.test_key_values import compact
@@ -428,7 +429,7 @@ def test_a_silent_broker_is_asked_whether_it_is_there(broker, fill, monkeypatch)
         assert await made.deliveries(0.2) == []      # several questions, all of them answered
         monkeypatch.setattr(consumers, "_PONG_S", 0.02)
         monkeypatch.setattr(made._connection, "send", lambda _command: None)
-        with pytest.raises(client.ClientError, match="has been silent"):
+        with pytest.raises(ClientError, match="has been silent"):
             await made.deliveries()
         made._connection.close()
 

@@ -6,9 +6,9 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import compress
-from geminga.supervisor.messages import decoding
-from geminga.supervisor.messages.decoding import Decoder
-from geminga.supervisor.pulsar_client.entries import Entry
+from geminga.workers.messages import decoding
+from geminga.workers.messages.decoding import Decoder
+from geminga.workers.pulsar_client.entries import Entry
 
 TOPIC = "persistent://public/default/t-partition-2"
 
@@ -67,12 +67,13 @@ def test_chunks_wait_for_no_chunk_of_another_topic():
 def test_all_fields_of_a_single_message_are_told():
     message, = read(entry_of(
         b"payload", 3, redelivery_count=4, partition_key="k", ordering_key=b"\0o", event_time=1_000,
-        deliver_at_time=2_000, schema_version=(5).to_bytes(8), null_value=True,
+        deliver_at_time=2_000, schema_version=(5).to_bytes(8), null_value=True, schema_id=b"id",
         properties=[api.KeyValue(key="a", value="b"), api.KeyValue(key="c", value="")]))[0]
     assert message.as_json() == {
         "id": "7:3", "topic": TOPIC, "publishTime": "1970-01-01T00:00:00.001Z",
         "eventTime": "1970-01-01T00:00:01.000Z", "deliverAt": "1970-01-01T00:00:02.000Z", "producer": "p",
-        "sequenceId": 3, "key": "k", "orderingKey": "AG8=", "schemaVersion": 5, "redeliveryCount": 4, "isNull": True,
+        "sequenceId": 3, "key": "k", "orderingKey": "AG8=", "schemaVersion": 5, "schemaId": "aWQ=",
+        "redeliveryCount": 4, "isNull": True,
         "properties": {"a": "b", "c": ""}, "payload": "payload"}
     assert (message.partition, message.batch_index, message.batch_size) == (2, -1, 0)
     assert message.as_text().splitlines()[-3:] == ["property     a = b", "property     c = ", "payload"]
@@ -84,9 +85,10 @@ def test_a_batch_is_unpacked_without_what_was_taken_out_of_it(codec):
     stored = packed((b"first", {"partition_key": "k", "sequence_id": 9}), (b"\xff", {"event_time": 5}),
                     (b"compacted", {"compacted_out": True}), (b"acknowledged", {}))
     messages, left_out = read(entry_of(compress(codec, stored), 1, 0, (0b0111,), num_messages_in_batch=4,
-                                       compression=codec, uncompressed_size=len(stored)))
+                                       schema_id=b"i", compression=codec, uncompressed_size=len(stored)))
     assert [(one.id, one.batch_size, one.key, one.sequence_id, one.event_time_ms, one.payload) for one in messages] == [
         ("7:1:0", 4, "k", 9, 0, b"first"), ("7:1:1", 4, None, 1, 5, b"\xff")]
+    assert {one.schema_id for one in messages} == {b"i"}
     assert left_out == [] and json.loads(json.dumps(messages[1].as_json()))["payloadBase64"] == "/w=="
 
 

@@ -42,6 +42,9 @@ def full(own):
     admin(own, "PUT", "persistent/acme/orders/placed/subscription/mail/properties", {"for": "mails"})
     admin(own, "POST", "persistent/acme/orders/placed/maxConsumers", 7)
     admin(own, "POST", "persistent/acme/orders/placed/permissions/shop", ["consume"])
+    admin(own, "PUT", "scalable/acme/orders/grown?numInitialSegments=3", {"team": "a"})
+    admin(own, "PUT", "scalable/acme/orders/grown/subscriptions/mail")
+    admin(own, "POST", "scalable/acme/orders/grown/permissions/shop", ["consume"])
     admin(own, "PUT", "persistent/acme/orders/plain")
     admin(own, "PUT", "persistent/acme/orders/plain/properties", {"colour": "red"})
     for kind, text in (("STRING", ""), ("JSON", RECORD)):
@@ -71,6 +74,8 @@ def bring(broker, wanted, path, *more):
 def test_what_one_tells_makes_another_the_same_and_once(full, other, tmp_path):
     told, before = export(full, tmp_path / "told"), export(other, tmp_path / "before")
     assert told["topics"][TOPIC]["subscriptions"] == {"mail": {"properties": {"for": "mails"}, "replicated": True}}
+    grown = told["topics"]["topic://acme/orders/grown"]
+    assert (grown["segments"], grown["properties"], list(grown["subscriptions"])) == (3, {"team": "a"}, ["mail"])
     assert [one["type"] for one in told["topics"]["persistent://acme/orders/plain"]["schemas"]] == [None, "JSON"]
     status, printed, _ = bring(other, told, tmp_path / "file", "--dry-run")
     assert status == 0 and "namespaces/acme/orders: made" in printed and export(other, tmp_path / "after") == before
@@ -101,6 +106,9 @@ def test_what_is_named_becomes_what_is_said_and_nothing_else_changes(full, tmp_p
     ({"topics": {TOPIC: {"partitions": 1}}}, "cannot become"),
     ({"topics": {TOPIC: {"partitions": 4, "policies": {"ttl": 1}}}}, "'ttl'"),
     ({"topics": {TOPIC: {"partitions": 4, "policies": {"maxConsumers": "x"}}}}, "maxConsumers"),
+    *(({"topics": {"topic://acme/orders/x": {"segments": count}}}, "segments") for count in (0, 1_025, True, "2")),
+    ({"topics": {"topic://acme/orders/x": {"partitions": 1}}}, "unknown key 'partitions'"),
+    ({"topics": {"segment://acme/orders/x/0000-ffff-0": {}}}, "not its segment"),
     ({"topics": {"persistent://acme/nowhere/x": {}}}, "no namespace"), ({"namespaces": {"nobody/x": {}}}, "no tenant"),
     ({"namespaces": {"acme/orders": {"policies": {"permissions": {"shop": ["fly"]}}}}}, "permissions"),
     ({"tenants": {"acme": {"adminRoles": "boss"}}}, "adminRoles"),

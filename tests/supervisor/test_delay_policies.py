@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.main import main
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import Broker, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
-from ..workers.peer import Closed, Peer
+from ..workers.peer import Peer
 
 HOUR_MS = 3_600_000
 NOTHING = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 0}
@@ -323,36 +323,3 @@ def test_f194_alert_rules_watch_both_counters():
     for name in ("pulsar_broker_topic_messages_delayed_rejected_total",
                  "pulsar_broker_topic_messages_fixed_delay_overridden_total"):
         assert sum(name in line for line in expressions) == 1
-
-
-@pytest.mark.slow
-def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
-    """The first message after a start obeys the policies."""
-    own = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
-    try:
-        own.start()
-        topic = "persistent://public/default/kept"
-        assert request("PUT", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}")[0] == 204
-        assert Delays(own, "public/default").post(**NOTHING | {"maxDeliveryDelayInMillis": 1_000})[0] == 204
-        for again in (own.kill_supervisor, own.stop):
-            again()
-            own.start()
-            assert Delays(own, "public/default").get() == NOTHING | {"maxDeliveryDelayInMillis": 1_000}
-            producer = connect(own, topic)
-            assert producer.send(HOUR_MS) == exceeds(1_000)
-            assert Delays(own, topic).post(**NOTHING, fixedDeliveryDelayInMillis=5_000)[0] == 204
-            owner = own.child("owner")
-            own.kill("owner")
-            own.wait_replaced("owner", 0, owner)
-            eventually(lambda: _stores(connect, own, topic), what="an owner that takes messages")
-            assert set(delays_of(own, topic)) == {5_000}
-            assert Delays(own, topic).delete()[0] == 204
-    finally:
-        own.close()
-
-
-def _stores(connect, broker, topic):
-    try:
-        return connect(broker, topic).send(HOUR_MS) == "stored"
-    except (AssertionError, Closed, TimeoutError):      # the broker is being started
-        return False

@@ -6,22 +6,17 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from geminga.supervisor.configuration.units import instant, moment
+from geminga.storage.runtime.units import instant, moment
 from geminga.supervisor.main import main
 
-from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, Broker, eventually, partitioned_topic, path_of, request, unique_topic
 
-WAIT_S = 60
 HOUR_MS = 3_600_000
 SHARED = pulsar.ConsumerType.Shared
 
 
 def now_ms():
     return int(time.time() * 1_000)
-
-
-def path_of(topic):
-    return topic.replace("://", "/")
 
 
 def ask(broker, method, topic, rest="", body=None):
@@ -179,12 +174,12 @@ def test_what_is_cancelled_or_moved_survives_a_kill(start_broker):
     assert ask(own, "PATCH", topic, f"/{sooner}", {"deliver_at": sooner_ms})[0] == 204
     assert ask(own, "PATCH", topic, f"/{later}", {"deliver_at": instant(due_ms + HOUR_MS)})[0] == 204
     pid = own.kill("owner", 0)
-    own.wait_replaced("owner", 0, pid, WAIT_S)
+    own.wait_replaced("owner", 0, pid)
 
     def receive():
         """Return the next message that is a new one: messages delivered before the kill come again."""
         while True:
-            message = consumer.receive(WAIT_S * 1_000)
+            message = consumer.receive(HANG_MS)
             consumer.acknowledge(message)
             if message.data() not in came:
                 came.append(message.data())
@@ -192,7 +187,7 @@ def test_what_is_cancelled_or_moved_survives_a_kill(start_broker):
 
     came = []
     assert receive() >= sooner_ms
-    rows = eventually(lambda: len(rows := told(own, topic, "by=message")["rows"]) == 2 and rows, WAIT_S)
+    rows = eventually(lambda: len(rows := told(own, topic, "by=message")["rows"]) == 2 and rows)
     assert [(row["id"], row["deliver_at"]) for row in rows] == [(same, due_ms), (later, due_ms + HOUR_MS)]
     for message in (later, same):
         assert ask(own, "PATCH", topic, f"/{message}", {"deliver_at": 0})[0] == 204
@@ -272,6 +267,6 @@ def test_why_tells_when_the_next_is_due(broker, client, run):
     topic, due_ms = unique_topic("delayed"), now_ms() + HOUR_MS
     consumer = client.subscribe(topic, "sub", SHARED)
     send(client, topic, due_ms, due_ms + 1)
-    eventually(lambda: f"at {instant(due_ms)}." in run("why", topic, "sub")[1], WAIT_S)
+    eventually(lambda: f"at {instant(due_ms)}." in run("why", topic, "sub")[1])
     assert "2 messages wait for their delivery times; the next is due in " in run("why", topic, "sub")[1]
     consumer.close()

@@ -23,12 +23,13 @@ from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from ..harness import HANG_MS, Broker, eventually, request
 from ..proto.client_frames import T
 from ..workers.peer import Peer
+from ..workers.test_scalable_topics import publish
 from .test_bad_requests import made_app
-from .test_policies_over_http import value_of
 
 BUNDLE = "0x00000000_0xffffffff"
 _N, _T = "/admin/v2/namespaces/{tenant}/{namespace}", "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 _S, _SCHEMAS = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_SCALABLE = "/admin/v2/scalable/{tenant}/{namespace}/{topic}"
 _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
 _CLUSTER, _BROKERS, _B = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", _N + "/{bundle}"
 STRING = {"type": "STRING", "schema": "", "properties": {}}
@@ -46,6 +47,7 @@ REFUSED = {
         "v2/bookies": 404,
         "v2/resourcegroups": 405,
         "v2/resource-quotas": 405,
+        "v2/metadata/migration/start": 400,
         "v2/worker": 409,
         "v2/functions": 409,
         "v3/functions": 409,
@@ -144,6 +146,157 @@ def own(tmp_path_factory):
         yield made
     finally:
         made.close()
+
+
+# -- scalable topics
+
+def scalable_of(at, *, count=2):
+    """Create the row's scalable topic, with a message in each segment; return its path."""
+    path = f"/admin/v2/scalable/{at.place}/t"
+    at.set("PUT", f"{path}?numInitialSegments={count}")
+    for number, segment in enumerate(segments_of(at)):
+        with Peer(at.broker.service_url) as peer:
+            publish(peer, segment, b"%d" % number)
+    return path
+
+
+def segments_of(at):
+    path = f"/admin/v2/scalable/{at.place}/t"
+    return [one["name"] for one in at.get(f"{path}/stats")["layout"]["segments"].values()]
+
+
+@effect("PUT", _SCALABLE)
+def _(at):
+    at.go({"a": "b"}, query="numInitialSegments=3")
+    said = at.get(f"/admin/v2/scalable/{at.place}/t")
+    assert (len(said["segments"]), said["properties"]) == (3, {"a": "b"})
+
+
+@effect("PUT", _SCALABLE + "/properties")
+def _(at):
+    path = scalable_of(at)
+    at.set("PUT", f"{path}/properties", {"a": "b"})
+    at.go({"c": "d"})
+    assert at.get(f"{path}/properties") == at.get(path)["properties"] == {"a": "b", "c": "d"}
+
+
+@effect("DELETE", _SCALABLE + "/properties")
+def _(at):
+    path = scalable_of(at)
+    at.set("PUT", f"{path}/properties", {"a": "b", "c": "d"})
+    at.go(query="key=a")
+    assert at.get(f"{path}/properties") == {"c": "d"}
+
+
+@effect("DELETE", _SCALABLE)
+def _(at):
+    path = scalable_of(at)
+    at.go()
+    assert at.raw("GET", path)[0] == 404
+
+
+@effect("PUT", _SCALABLE + "/subscriptions/{subscription}")
+def _(at):
+    path = scalable_of(at)
+    at.go()
+    assert at.backlogs(path) == {"s": 2}
+
+
+@effect("DELETE", _SCALABLE + "/subscriptions/{subscription}")
+def _(at):
+    path = scalable_of(at)
+    at.set("PUT", f"{path}/subscriptions/s")
+    at.go()
+    assert at.backlogs(path) == {}
+
+
+@effect("POST", _SCALABLE + "/subscriptions/{subscription}/skip-all")
+def _(at):
+    path = scalable_of(at)
+    at.set("PUT", f"{path}/subscriptions/s")
+    at.go()
+    assert at.backlogs(path) == {"s": 0}
+
+
+@effect("POST", _SCALABLE + "/subscriptions/{subscription}/seek")
+def _(at):
+    path = scalable_of(at)
+    at.set("PUT", f"{path}/subscriptions/s")
+    at.set("POST", f"{path}/subscriptions/s/skip-all")
+    at.go(query="timestamp=0")
+    assert at.backlogs(path) == {"s": 2}
+
+
+@effect("POST", _SCALABLE + "/split/{segment}")
+def _(at):
+    path = scalable_of(at)
+    at.go(segment=1)
+    assert active_of(at, path) == ["0", "2", "3"]
+
+
+@effect("POST", _SCALABLE + "/merge/{segment}/{other}")
+def _(at):
+    path = scalable_of(at)
+    at.go(segment=0, other=1)
+    assert active_of(at, path) == ["2"]
+
+
+@effect("POST", _SCALABLE + "/migrate")
+def _(at):
+    path = scalable_of(at)
+    at.set("DELETE", path)
+    at.set("PUT", path.replace("/scalable/", "/persistent/"))
+    at.go()
+    assert active_of(at, path) == ["1"]
+
+
+@effect("POST", _SCALABLE + "/rebucket/{segment}")
+def _(at):
+    path = scalable_of(at)
+    at.go(query="bucketCount=2", segment=1)
+    assert at.get(path)["segments"]["2"]["entryBucketSplits"] == [0x8000]
+
+
+@effect("POST", _SCALABLE + "/autoScalePolicy")
+def _(at):
+    path = scalable_of(at)
+    at.go({"maxSegments": 9})
+    assert at.get(f"{path}/stats")["autoScale"]["policy"]["maxSegments"] == 9
+
+
+@effect("DELETE", _SCALABLE + "/autoScalePolicy")
+def _(at):
+    path = scalable_of(at)
+    at.set("POST", f"{path}/autoScalePolicy", {"maxSegments": 9})
+    at.go()
+    assert at.get(f"{path}/stats")["autoScale"]["policy"]["maxSegments"] == 64
+
+
+@effect("PUT", _SCALABLE + "/compaction")
+def _(at):
+    path = scalable_of(at)
+    assert at.get(f"{path}/compaction")["status"] == "NOT_RUN"
+    at.go()
+    eventually(lambda: at.get(f"{path}/compaction")["status"] == "SUCCESS", what="a compaction")
+
+
+def active_of(at, path):
+    return [number for number, one in at.get(path)["segments"].items() if one["active"]]
+
+
+@effect("POST", _SCALABLE + "/permissions/{role}")
+def _(at):
+    path = scalable_of(at)
+    at.go(["consume"], role="app")
+    assert at.get(f"{path}/permissions") == {"app": ["consume"]}
+
+
+@effect("DELETE", _SCALABLE + "/permissions/{role}")
+def _(at):
+    path = scalable_of(at)
+    at.set("POST", f"{path}/permissions/app", ["consume"])
+    at.go(role="app")
+    assert at.get(f"{path}/permissions") == {}
 
 
 # -- the broker
@@ -421,6 +574,7 @@ def _(at):
 
 @effect("POST", _N + "/clearBacklog/{subscription}")
 @effect("POST", _B + "/clearBacklog/{subscription}")
+@effect("POST", _B + "/clearSubscriptionBacklog/{subscription}")
 def _(at):
     paths = [at.made("s other", 3), at.made("s", 2, "u")]
     at.go()
@@ -750,6 +904,77 @@ def _(at):
     assert at.get(where)["next_due_at"] == 4_000_000_000_000
 
 
+def deleted(at):
+    """Delete a topic that is kept, and return its id."""
+    at.made("s", messages=2)
+    at.set("POST", f"{at.n}/deletedRetention", 3_600)
+    at.set("DELETE", f"{at.t}?force=true")
+    [one] = at.get(f"/ops/v1/deleted/{at.place}")
+    return one["id"]
+
+
+@effect("POST", "/ops/v1/deleted/{tenant}/{namespace}/{deleted}/undelete")
+def _(at):
+    at.go(deleted=deleted(at))
+    assert at.backlogs() == {"s": 2} and at.get(f"/ops/v1/deleted/{at.place}") == []
+
+
+@effect("DELETE", "/ops/v1/deleted/{tenant}/{namespace}/{deleted}")
+def _(at):
+    at.go(deleted=deleted(at))
+    assert at.get(f"/ops/v1/deleted/{at.place}") == [] and at.name not in at.topics()
+
+
+def scheduled(at, **timing):
+    """Give the topic a schedule, and return its path."""
+    at.made()
+    where = f"/ops/v1/schedules/persistent/{at.place}/t"
+    at.set("PUT", f"{where}/tick", {"every": "1d", "message": {"payload": "x"}} | timing)
+    return where
+
+
+_SCHEDULE = "/ops/v1/schedules" + _OPS + "/{schedule}"
+
+
+@effect("PUT", _SCHEDULE)
+def _(at):
+    at.made()
+    at.go({"cron": "0 7 * * *", "message": {"payload": "x"}}, schedule="tick")
+    [one] = at.get(f"/ops/v1/schedules/persistent/{at.place}/t")
+    assert (one["name"], one["cron"], one["message"]) == ("tick", "0 7 * * *", {"payload": "x"})
+
+
+@effect("DELETE", _SCHEDULE)
+def _(at):
+    where = scheduled(at)
+    at.go(schedule="tick")
+    assert at.get(where) == []
+
+
+@effect("POST", _SCHEDULE + "/pause")
+def _(at):
+    where = scheduled(at)
+    at.go(schedule="tick")
+    [one] = at.get(where)
+    assert one["paused"] and one["next"] == []
+
+
+@effect("POST", _SCHEDULE + "/resume")
+def _(at):
+    where = scheduled(at, paused=True)
+    at.go(schedule="tick")
+    [one] = at.get(where)
+    assert not one["paused"] and len(one["next"]) == 1
+
+
+@effect("POST", _SCHEDULE + "/run")
+def _(at):
+    scheduled(at)
+    at.set("PUT", f"{at.t}/subscription/s", "earliest")
+    at.go(schedule="tick")
+    assert at.backlogs() == {"s": 1}
+
+
 @effect("POST", "/ops/v1/backup")
 def _(at):
     folder = at.broker.data_dir.with_name("backups")
@@ -847,6 +1072,7 @@ def dead_letters_go_back(at):
     at.topic = "t-s-DLQ"
     assert at.go({"count": 10})["sent"] == 2
     assert at.backlogs() == {"s": 2}
+    assert at.go({"undo": at.name.replace("t-s-DLQ", "t")})["taken_back"] == 2
 
 
 @effect("POST", "/ops/v1/release" + _OPS + "/{subscription}")
@@ -895,32 +1121,6 @@ def test_what_there_is_none_of_is_refused(own, client, method, path):
     url = re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], "x"), path)
     status, text = at.raw("POST" if method == "*" else method, url, {} if method != "PUT" else None)
     assert (status, bool(json.loads(text)["reason"])) == (REFUSED[method, path], True)
-
-
-@pytest.mark.parametrize(("method", "path"), policies())
-def test_a_policy_is_kept_or_taken_away(own, client, method, path):
-    """The policy is stored and removed; its effect is tested where its row in the table says (`where`)."""
-    policy, route = policies()[method, path]
-    at = At(own, client, method, path)
-    at.made()
-    base = at.t if path.startswith(_T) else at.n
-    if policy.name == "entryFilters":  # no filters exist that could be named
-        assert (
-            at.raw(route.method, f"{base}/{route.path}", {"entryFilterNames": "x"})[0] >= 400
-            if method != "DELETE"
-            else not at.go()
-        )
-        return
-    value = value_of(policy)
-    before = at.raw("GET", f"{base}/{route.path}")
-    way = f"{base}/{route.path}" + (f"?{route.query}={value}" if route.query else "")
-    body = None if route.query or route.implied is not None else value
-    at.set(route.method, way, body)
-    shown = at.raw("GET", f"{base}/{route.path}")
-    assert shown != before or value == ["standalone"]      # the value is that of the only cluster
-    if method == "DELETE":
-        at.go()
-        assert at.raw("GET", f"{base}/{route.path}") == before
 
 
 @pytest.mark.parametrize(("method", "path"), EFFECTS)

@@ -4,8 +4,8 @@ import time
 import click
 import pytest
 
-from geminga.supervisor.messages.filters import Filter, filter_options
-from geminga.supervisor.messages.message import Message
+from geminga.workers.messages.filters import Filter, filter_options
+from geminga.workers.messages.message import Message
 
 NOW_MS = time.time_ns() // 1_000_000
 

@@ -16,7 +16,7 @@ HEAVY = {"numpy", "google.protobuf", "aiohttp", "asyncio", "cryptography", "rich
          "http.client", "ssl", "sqlite3", "zmq"}
 # Options that mean another thing in another command, with other values.
 OTHERS = {"--batch", "--check", "--client", "--from", "--host", "--keep", "--output", "--property", "--sequence-id",
-          "--sort", "--to", "--type"}
+          "--sort", "--to", "--type", "--undo"}
 # Options that mean the same, told by what the command makes of them.
 OWN_HELP = {"--admin-url", "--compression", "--config", "--count", "--data-dir", "--dry-run", "--key", "--producer",
             "--rate", "--subscription", "--topic", "--url"}
@@ -25,6 +25,7 @@ NOTHING_TO_PRINT = {
     "geminga serve": "runs until it is stopped",
     "geminga top": "a screen; topics, subscriptions, clients and status have its figures",
     "geminga help": "a text of help",
+    "geminga login": "tells a person what to do in a browser, and waits for that",
     "geminga secure": "tells a person each step, and the next ones",
     "geminga completion": "a script for a shell",
     "geminga admin tokens create": "a token, as a file has it",
@@ -86,7 +87,7 @@ def test_commands_are_listed_by_purpose_with_their_other_names(capsys):
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
     assert headings == ["Options", "Messages", "Look", "Operate", "Access", "Data folder"]
-    lines = re.findall(r"^  ([a-z]+)(?:, ([a-z]+))? +(.+)$", shown.partition("Messages:")[2], re.MULTILINE)
+    lines = re.findall(r"^  ([a-z-]+)(?:, ([a-z]+))? +(.+)$", shown.partition("Messages:")[2], re.MULTILINE)
     context = click.Context(geminga, info_name="geminga")
     assert [name for name, _, _ in lines] == geminga.list_commands(context)
     assert {other: name for name, other, _ in lines if other} == geminga.aliases

@@ -143,11 +143,14 @@ def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
     client = pulsar.Client(broker.service_url)
     producer = client.create_producer(unique_topic())
     began = time.monotonic()
-    while time.monotonic() - began < 9:
+
+    def has_sent_for(seconds):
         producer.send(b"x")
+        return time.monotonic() - began > seconds
+
+    eventually(lambda: has_sent_for(9))
     os.kill(broker.pid, signal.SIGCONT)
-    while time.monotonic() - began < 12:
-        producer.send(b"x")
+    eventually(lambda: has_sent_for(12))
     client.close()
     assert broker.children() == before
 

@@ -6,7 +6,7 @@ import subprocess
 import click
 import pytest
 
-from ..harness import COMMAND, HANG_SECONDS
+from ..harness import COMMAND, HANG_SECONDS, request
 from ..proto.client_frames import T
 from ..standby.pair import Standby
 from ..workers.peer import Peer
@@ -35,6 +35,19 @@ def names(value):
             yield from names(item)
 
 
+def taken_back(own, run, verb):
+    """Return what a verb of undelete prints about a topic that was deleted, or a backlog that was cleared."""
+    place, topic = f"{own.http_url}/admin/v2", f"deleted-{verb}"
+    at = f"{place}/persistent/public/default/{topic}"
+    assert request("POST", f"{place}/namespaces/public/default/deletedRetention", b"3600")[0] == 204
+    assert request("PUT", f"{at}/subscription/s")[0] == 204
+    run(f"produce {topic} hello", "--url", own.service_url)
+    what = ("POST", f"{at}/subscription/s/skip_all") if verb == "backlog" else ("DELETE", at)
+    assert request(*what)[0] == 204
+    assert request("POST", f"{place}/namespaces/public/default/deletedRetention", b"0")[0] == 204
+    return run(f"undelete {verb} {topic}" + (" s" if verb == "backlog" else ""), "--admin-url", own.http_url)
+
+
 @pytest.fixture(scope="module")
 def printed(own, client, tmp_path_factory):
     """{command: JSON value that it prints}, of all commands that print their result."""
@@ -57,11 +70,18 @@ def printed(own, client, tmp_path_factory):
         "produce": run("produce orders hello", *at), "consume": run("consume orders", *at),
         "search": run("search orders", "--data-dir", folder),
         "redrive": run("redrive --dry-run --to orders orders", *at, *http),
+        "undelete list": run("undelete list", *http),
+        **{f"undelete {verb}": taken_back(own, run, verb) for verb in ("topic", "backlog", "discard")},
+        "schedule set": run("schedule set orders tick --every 1d go", *http),
+        "schedule list": run("schedule list", *http), "schedule show": run("schedule show orders tick", *http),
+        "schedule run": run("schedule run orders tick", *http),
+        **{f"schedule {verb}": run(f"schedule {verb} orders tick", *http) for verb in ("pause", "resume", "delete")},
         "bench": run("bench -n 10", *at, *http), "topics": run("topics", *http),
         "subscriptions": run("subscriptions", *http), "clients list": run("clients list", *http),
         "transactions list": run("transactions list", *http),
         "transactions abort": run(f"transactions abort 0,{began.txnid_least_bits}", *http),
-        "why": run("why orders billing", *http), "status": run("status", *http), "log level": run("log level", *http),
+        "why": run("why orders billing", *http), "why-denied": run("why-denied joe orders", *http),
+        "status": run("status", *http), "log level": run("log level", *http),
         "debug bundle": run("debug bundle", "--data-dir", folder, "bundle.tar.gz"),
         "config check": run("config check", "--data-dir", folder), "config show": run("config show"),
         "tune": run("tune", "--data-dir", folder), "reload": run("reload", "--data-dir", folder),

@@ -9,7 +9,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import COMMAND, HANG_SECONDS, Broker, eventually, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, eventually, unique_topic
 from ..workers.peer import Peer
 
 T = api.BaseCommand.Type
@@ -71,20 +71,6 @@ def test_a_broker_that_stopped_leaves_no_sockets(fresh_broker):
     assert place.is_dir()
     assert fresh_broker.stop() == 0
     assert not place.exists() and not place.is_symlink()
-
-
-@pytest.mark.slow
-def test_the_path_of_a_data_folder_may_be_long(tmp_path):
-    """A Unix socket's path takes 107 bytes."""
-    folder = tmp_path / ("a" * 120) / "data"
-    folder.parent.mkdir()
-    broker = Broker(folder)
-    try:
-        with Peer(broker.start().service_url) as client:
-            client.open_producer(unique_topic())
-        assert broker.stop() == 0
-    finally:
-        broker.close()
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as pb
 from geminga.supervisor.load import wire
 
+from ..bench import sends
+
 TOPIC = "persistent://public/default/bench-0-0"
 BATCHED_PAYLOAD = b"p" * 100
 
@@ -30,12 +32,12 @@ def receipt(producer_id: int, sequence_id: int, entry_id: int) -> bytes:
 
 def test_commands_decode_to_what_was_asked_for():
     assert command(wire.connect())[0].connect.protocol_version == wire.PROTOCOL_VERSION
-    asked = command(wire.partitioned_metadata(TOPIC, 3))[0].partitionMetadata
+    asked = command(sends.partitioned_metadata(TOPIC, 3))[0].partitionMetadata
     assert asked == pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=3)
-    assert command(wire.lookup(TOPIC, 3))[0].lookupTopic == pb.CommandLookupTopic(topic=TOPIC, request_id=3,
+    assert command(sends.lookup(TOPIC, 3))[0].lookupTopic == pb.CommandLookupTopic(topic=TOPIC, request_id=3,
                                                                                   authoritative=False)
     assert command(wire.flow(300, 20_000))[0].flow == pb.CommandFlow(consumer_id=300, messagePermits=20_000)
-    assert command(wire.unsubscribe(130, 9))[0].unsubscribe == pb.CommandUnsubscribe(consumer_id=130, request_id=9)
+    assert command(sends.unsubscribe(130, 9))[0].unsubscribe == pb.CommandUnsubscribe(consumer_id=130, request_id=9)
     assert command(wire.close_consumer(130, 9))[0].close_consumer == pb.CommandCloseConsumer(
         consumer_id=130, request_id=9
     )
@@ -64,29 +66,29 @@ def test_an_acknowledgement_carries_ids_as_they_came():
 
 
 def test_an_entry_has_metadata_payload_and_their_checksum():
-    entry = wire.entry("name", b"payload", key="k")
+    entry = sends.entry("name", b"payload", key="k")
     magic, checksum, size = struct.unpack_from(">HII", entry)
     metadata = pb.MessageMetadata.FromString(entry[10 : 10 + size])
-    assert (magic, checksum) == (0x0E01, wire.crc32c.crc32c(entry[6:]))
+    assert (magic, checksum) == (0x0E01, sends.crc32c.crc32c(entry[6:]))
     assert (metadata.producer_name, metadata.partition_key, entry[10 + size :]) == ("name", "k", b"payload")
 
 
 def test_delayed_entries_have_a_time_and_a_checksum_each():
     times = np.array([1 << 35, 1_700_000_000_123, 1_893_456_000_000, (1 << 42) - 1])
-    block = wire.DelayedBlock("name", b"p" * 100, 4, lambda first, count: times[first:first + count], producers=1)
+    block = sends.DelayedBlock("name", b"p" * 100, 4, lambda first, count: times[first:first + count], producers=1)
     frames = block.stamped(0, 4)
     size = len(frames) // 4
     for at, time_ms in enumerate(times.tolist()):
         sent, entry = command(frames[at * size:(at + 1) * size])
         metadata = pb.MessageMetadata.FromString(entry[10:10 + int.from_bytes(entry[6:10], "big")])
         assert (sent.send.sequence_id, metadata.deliver_at_time) == (wire.SEQUENCE_FIRST + at, time_ms)
-        assert int.from_bytes(entry[2:6], "big") == wire.crc32c.crc32c(entry[6:])
+        assert int.from_bytes(entry[2:6], "big") == sends.crc32c.crc32c(entry[6:])
     ends = size * np.arange(1, 5)
-    assert wire.deliver_at_of(np.frombuffer(frames, np.uint8), ends, 100).tolist() == times.tolist()
+    assert sends.deliver_at_of(np.frombuffer(frames, np.uint8), ends, 100).tolist() == times.tolist()
 
 
 def test_a_batch_has_a_single_message_metadata_for_each_message():
-    entry = wire.entry("name", BATCHED_PAYLOAD, batch=100)
+    entry = sends.entry("name", BATCHED_PAYLOAD, batch=100)
     size = struct.unpack_from(">I", entry, 6)[0]
     metadata, rest, count = pb.MessageMetadata.FromString(entry[10 : 10 + size]), entry[10 + size :], 0
     assert metadata.uncompressed_size == len(rest)
@@ -101,8 +103,8 @@ def test_a_batch_has_a_single_message_metadata_for_each_message():
 
 @pytest.mark.parametrize("first", [0, 127, 1 << 20])
 def test_a_block_takes_producers_in_turn_and_counts_sequence_ids(first):
-    entry = wire.entry("name", b"payload")
-    raw = wire.SendBlock([entry] * 500, batch=1, producers=300).stamped(first, 400)
+    entry = sends.entry("name", b"payload")
+    raw = sends.SendBlock([entry] * 500, batch=1, producers=300).stamped(first, 400)
     step = len(raw) // 400
     for row in range(400):
         decoded, rest = command(raw[row * step : (row + 1) * step])
@@ -135,7 +137,7 @@ def test_ids_and_sequences_are_read_from_receipts():
 
 
 def test_kinds_are_the_numbers_of_their_fields():
-    assert wire.NAMES
-    for kind, name in wire.NAMES.items():
+    assert sends.NAMES
+    for kind, name in sends.NAMES.items():
         assert pb.BaseCommand.Type.Value(name) == kind
         assert pb.BaseCommand.DESCRIPTOR.fields_by_number[kind].message_type is not None

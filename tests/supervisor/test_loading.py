@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, request, unique_topic
+from ..web.rest import Rest
 from .test_serve import run
 
 pytestmark = pytest.mark.slow
@@ -119,6 +120,8 @@ def test_clients_are_accepted_while_the_host_can_serve_and_refused_otherwise(slo
     failing.unlink()
     eventually(slow.is_accepting)
     eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"))
+    rest = Rest(slow.http)
+    rest.publish(rest.topic(), "x")      # begins geminga-web
     slow.child("geminga-web").suspend()      # workers and owners end after it
     slow.process.terminate()
     eventually(lambda: not slow.is_accepting() and slow.child("geminga-w0") and slow.child("geminga-o0"))
@@ -156,7 +159,7 @@ def draining(tmp_path):
 
 def test_sigterm_waits_for_what_consumers_hold_where_drain_s_says_so(draining):
     broker, acknowledge = draining
-    assert "1 messages are to be acknowledged" in eventually(lambda: _asked(f"{broker.http_url}/ready")[1])
+    eventually(lambda: "1 messages are to be acknowledged" in _asked(f"{broker.http_url}/ready")[1])
     acknowledge()
     assert broker.ended() == 0
     assert "the broker was drained: 0 messages are not acknowledged" in broker.log()

@@ -7,16 +7,12 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, eventually, partitioned_topic, path_of, request, unique_topic
 
 
 class Order(Record):
     number = Integer(required=True)
     name = String(required=True)
-
-
-def path_of(topic):
-    return topic.replace("://", "/")
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
     _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000,
                        num_messages_in_batch=3,
                        properties=[api.KeyValue(key="k\n", value="\u2603")], ordering_key=b"\0\1", chunk_id=1,
-                       num_chunks_from_msg=2, uuid="u" * 5_000, null_value=True)
+                       num_chunks_from_msg=2, uuid="u" * 5_000, null_value=True, schema_id=b"\0\2",
+                       compacted_batch_indexes=[0, 2])
     assert headers["X-Pulsar-partition-key"] == "a??X-Evil: 1" and "X-Pulsar-event-time" not in headers
     assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:20.001Z"
     assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20.000Z"
@@ -67,12 +68,22 @@ def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
         json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"}
         and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
     )
+    assert (headers["X-Pulsar-Base64-schema-id"], headers["X-Pulsar-compacted-batch-indexes"]) == ("AAI=", "0,2")
     assert (headers["X-Pulsar-num-batch-message"], headers["X-Pulsar-batch-size"]) == ("3", str(len(PAYLOAD)))
     assert (
         headers["X-Pulsar-chunk-id"],
         headers["X-Pulsar-PROPERTY-TOTAL-CHUNKS"],
         headers["X-Pulsar-null-value"],
     ) == ("1", "2", "true")
+
+
+def test_texts_that_are_not_utf_8_are_in_headers_with_their_bytes_escaped():
+    """Clients in C++ and Go publish whatever bytes an application gives them as a key."""
+    fields = api.MessageMetadata(producer_name="p", sequence_id=7, publish_time=1).SerializeToString()
+    fields += b"\x32\x02k\xff" + b"\x22\x08" + b"\x0a\x02n\xfe\x12\x02v\xfd"      # partition_key, one of properties
+    _, headers = shown(raw=b"\x0e\x01\0\0\0\0" + struct.pack(">I", len(fields)) + fields + PAYLOAD)
+    assert headers["X-Pulsar-partition-key"] == "k\\xff"
+    assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"n\\xfe": "v\\xfd"}
 
 
 def test_keys_and_clusters_have_a_header_each():

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.runtime.counters import BOUNDS_S, make_counters
 from geminga.supervisor.admin.monitoring.collector import Links, quantiles_ms
 from geminga.supervisor.admin.monitoring.metrics import Metrics
@@ -30,7 +29,6 @@ from ..workers.peer import Peer, T
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 60
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
 STRANGE = 'a"b\\c'
 
@@ -77,8 +75,7 @@ def test_a_topic_and_its_subscriptions_have_series(broker, client):
     for _ in range(3):
         consumers[0].acknowledge(consumers[0].receive())
     labels = {"cluster": "standalone", "namespace": "public/default", "topic": topic}
-    eventually(lambda: value(scrape(broker), "pulsar_subscription_back_log", **labels, subscription="plain") == 4,
-               WAIT_S)
+    eventually(lambda: value(scrape(broker), "pulsar_subscription_back_log", **labels, subscription="plain") == 4)
     found = scrape(broker)
     assert value(found, "pulsar_in_messages_total", **labels) == 7
     assert value(found, "pulsar_msg_backlog", **labels) == 11
@@ -93,7 +90,7 @@ def test_a_topic_and_its_subscriptions_have_series(broker, client):
     for family in SUBSCRIPTION_FAMILIES:
         names = {sample.labels["subscription"] for sample in found.get(family.name, ())
                  if sample.labels.get("topic") == topic}
-        assert names == {"plain", STRANGE}, family.name
+        assert names == (set() if family.only else {"plain", STRANGE}), family.name
     for one in (*consumers, producer):
         one.close()
 
@@ -108,8 +105,9 @@ def test_counters_of_the_broker_only_rise(broker, client):
     for name in ("publish", "sync", "answer"):
         counts = [total(found, f"geminga_{name}_seconds_count") for found in (before, after)]
         assert counts[1] > counts[0] and total(after, f"geminga_{name}_seconds_sum") > 0
-    assert {sample.labels["process"] for sample in after["process_resident_memory_bytes"]} == {
-        sample.labels["process"] for sample in after["geminga_passes_total"]}
+    running, known = ({sample.labels["process"] for sample in after[name]}
+                      for name in ("process_resident_memory_bytes", "geminga_passes_total"))
+    assert running <= known and known - running <= {"web-0", "replicator-0"}      # which nobody may have needed yet
     producer.close()
 
 
@@ -132,7 +130,6 @@ def test_every_name_of_pulsars_metrics_is_there_with_its_labels_or_is_stated(bro
         lambda: (
             topic in {sample.labels.get("topic") for sample in scrape(broker).get("pulsar_compaction_latency_le_1", ())}
         ),
-        WAIT_S,
     )
     found, page = scrape(broker), (SHIPPED.parents[1] / "docs" / "compatibility.md").read_text()
     lines = [line.split() for line in (Path(__file__).parent / "pulsar_metrics.txt").read_text().splitlines()
@@ -255,9 +252,9 @@ def test_connections_that_a_rate_keeps_waiting_are_counted_while_they_wait(broke
     assert request("POST", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/publishRate", rate)[0] == 204
     for _ in range(1_000):
         producer.send_async(b"x", lambda *_: None)
-    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 1, WAIT_S)
+    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 1)
     assert request("DELETE", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/publishRate")[0] == 204
-    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 0, WAIT_S)
+    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 0)
     client.close()
 
 
@@ -332,7 +329,7 @@ class Asked:
     async def ask_owner(self, index, question):
         if not self._answers:
             raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
-        return FUNCTIONS[type(question)](self._rig.owner, question)
+        return self._rig.owner.questions.functions[type(question)](question)
 
 
 @pytest.fixture
@@ -396,6 +393,25 @@ def test_replicators_have_series_by_cluster_and_are_no_producers(rig):
     assert value(found, "pulsar_producers_count", topic=labels["topic"]) == 1
     assert "pulsar.repl.far-->here" not in {
         sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]}
+
+
+def test_what_waits_of_each_priority_is_told_where_the_policy_says_so(rig):
+    """Other topics have no such series, and those beyond the bound of topics are summed up by namespace."""
+    name = "geminga_subscription_waiting"
+    rig.owner.catalogue.policies.set("persistent://public/default/t1", "messagePriority", {"active": True})
+    rig.owner.catalogue.commit()
+    rig.run(rig.tell("policies", scope="persistent://public/default/t1"))
+    consumer = rig.consumer("t1", "jobs", subType=1)
+    producer = rig.producer("t1", producer_name="urgent")
+    for priority in ("9", "9", "2"):
+        rig.run(rig.sends((producer, b"x", {"properties": [{"key": "geminga.priority", "value": priority}]})))
+    before = total(told(rig), name)
+    assert before == 3 + value(told(rig), name, subscription="jobs", priority="4")
+    rig.run(rig.flow(consumer, 1))
+    found = told(rig)
+    assert {sample.labels["subscription"] for sample in found[name]} == {"jobs"}
+    assert [value(found, name, subscription="jobs", priority=str(each)) for each in (9, 2, 0)] == [1, 1, 0]
+    assert total(told(rig, GEMINGA_METRICS_TOPICS_MAX="1"), name) == total(found, name) == before - 1
 
 
 def test_messages_whose_time_has_not_come_are_told(rig):

@@ -13,8 +13,8 @@ import pytest
 from geminga.supervisor.main import main
 
 from ..harness import HANG_SECONDS
-from .test_places import NOBODY, as_nobody, place  # noqa: F401 - fixtures
 from .test_serve import GEMINGA
+from .test_usable_paths import NOBODY, as_nobody, place  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +24,8 @@ TOML = [
     ("data_dir = 3", r"geminga.toml:1: data_dir must be a path, not 3"),
     ("data_dri = 'x'", r"geminga.toml:1: data_dri is not a key, did you mean data_dir\?"),
     ("[storag]\nretention_s = 1", r":2: storag.retention_s is not a key, did you mean storage.retention_s\?"),
-    ("[storag]\nnothing = 1", r":2: storag.nothing is not a key, did you mean section \[storage\]\?"),
-    ("[stroage]", r"stroage is not a key, did you mean section \[storage\]\?"),
-    ("storage = 3", r":1: storage is not a key: it is a section, begun by a line \[storage\]"),
     ("retention_s = 3", r":1: retention_s is not a key, did you mean storage.retention_s\?"),
     ("maxMessageSize = 3", r":1: maxMessageSize is not a key: it is Pulsar's name of network.max_message_size"),
-    ("[network]\nprot = 1", r":2: network.prot is not a key, did you mean network.port\?"),
-    ("[network]\nport = '6650x'", r":2: network.port must be a whole number, not '6650x'"),
-    ("[network]\nport = 66500", r":2: network.port must be -1 to 65535, not 66500"),
     ("[network]\nport = 6650.0", r":2: network.port must be a whole number, not 6650.0"),
     ("[network]\nbind = 'a b'", r":2: network.bind must be an address, not 'a b'"),
     ("[network]\nbind = ['::1']", r":2: network.bind must be text"),
@@ -42,7 +36,6 @@ TOML = [
     ("[storage]\nretention_s = true", r":2: storage.retention_s must be a time: .*, not True"),
     ("[storage]\nretention_s = '999y'", r":2: storage.retention_s must be -1 to \d+, not \d+"),
     ("[storage]\nretention_bytes = '10 pounds'", r":2: storage.retention_bytes must be a size: .*10M or 2G"),
-    ("[storage]\nsync = 'always'", r":2: storage.sync must be group, interval or none, not 'always'"),
     ("[storage]\nsync = true", r":2: storage.sync must be text, not True"),
     ("[log]\nlevel = 'loud'", r":2: log.level must be error, warning, info, debug, not 'loud'"),
     ("[tls]\ncertificate = 'none.pem'\nkey = 'none.pem'", r"tls.certificate cannot be read: none.pem: No such "),
@@ -51,17 +44,18 @@ TOML = [
     ("[authentication]\nmethods = ['tokens']", r":2: authentication.methods must be token, basic or tls, not 'tokens'"),
     ("[authentication]\nmethods = ['token']\nsecret_keys = 'none.key'", r"authentication.secret_keys is neither "),
     ("[authentication]\nmethods = ['basic']\nusers = 'none.htpasswd'", r"authentication.users is neither a file that "),
+    ("[authentication]\nmethods = ['tls']\n[authentication.oidc]\nissuers = ['https://a']\naudiences = ['b']\n"
+     "[tls]\ncertificate = 'a'\nkey = 'a'\ntrusted = 'a'",
+     r":4: authentication.oidc.issuers needs token in authentication.methods"),
+    ("[authentication.oidc]\nconsole_client_id = 'a'",
+     r":2: authentication.oidc.console_client_id needs authentication.oidc.issuers"),
     ("[authorization]\nenabled = true", r":2: authorization.enabled needs authentication.methods"),
-    ("[storage\n", r"geminga.toml: is not TOML: .*line 1"),
     ("workers = ", r"geminga.toml: is not TOML: .*line 1"),
     ("workers = 2\nworkers = 3", r"geminga.toml: is not TOML: .*line 2"),
-    ("workers = 1_000_000", r":1: workers must be 0 to 1024, not 1000000"),
 ]
 PULSARS = [
-    ("maxMesageSize=1", r"broker.conf:1: maxMesageSize: Pulsar has no such setting, did you mean maxMessageSize\?"),
     ("maxMessageSize=big", r"broker.conf:1: maxMessageSize: network.max_message_size must be a size: .*, not 'big'"),
     ("defaultRetentionTimeInMinutes=1 fortnight", r":1: defaultRetentionTimeInMinutes: .* must be a time"),
-    ("defaultRetentionTimeInMinutes=long", r":1: defaultRetentionTimeInMinutes: must be a whole number"),
     ("tlsEnabled=true", r"broker.conf:1: tlsEnabled: needs tlsCertificateFilePath"),
 ]
 
@@ -100,7 +94,7 @@ def test_a_wrong_line_of_a_file_is_named_with_what_is_allowed(tmp_path, data_dir
     refused((status, [*said.out.splitlines(), *said.err.splitlines()]), 2, pattern)
 
 
-@pytest.mark.parametrize(("text", "pattern"), [TOML[0], TOML[14], TOML[24], TOML[-4]])
+@pytest.mark.parametrize(("text", "pattern"), [TOML[0], TOML[-1]])
 def test_a_start_refuses_a_wrong_line_as_the_check_does(tmp_path, data_dir, text, pattern):
     (tmp_path / "geminga.toml").write_text(text)
     where = () if "data_dir" in text else ("--data-dir", data_dir)
@@ -109,13 +103,7 @@ def test_a_start_refuses_a_wrong_line_as_the_check_does(tmp_path, data_dir, text
 
 @pytest.mark.parametrize(("words", "environ", "pattern"), [
     (("--port", "http"), {}, r"command line: network.port must be a whole number, not 'http'"),
-    (("--port", "-2"), {}, r"command line: network.port must be -1 to 65535, not -2"),
-    (("--port", "8080"), {}, r"command line: http_port and network.port must differ|network.port and http_port"),
-    (("--workers", "many"), {}, r"command line: workers must be a whole number, not 'many'"),
-    (("--data-dir", ""), {}, r"command line: data_dir must be a path, not ''"),
     ((), {"GEMINGA_HTTP_PROT": "1"}, r"GEMINGA_HTTP_PROT: there is no such setting, did you mean GEMINGA_HTTP_PORT\?"),
-    ((), {"GEMINGA_STORAGE_RETENTION_S": "soon"}, r"GEMINGA_STORAGE_RETENTION_S: storage.retention_s must be a time"),
-    ((), {"PULSAR_PREFIX_maxMessageSize": "x"}, r"PULSAR_PREFIX_maxMessageSize: network.max_message_size must be"),
 ])
 def test_a_wrong_option_or_variable_is_named(data_dir, words, environ, pattern):
     where = () if "--data-dir" in words else ("--data-dir", data_dir)
@@ -196,8 +184,7 @@ def test_a_data_folder_that_cannot_be_used_is_named_with_what_to_do(place, as_no
     refused(run("serve", "--data-dir", data, "--port", 0, "--http-port", 0, user=NOBODY), 2, pattern)
 
 
-@pytest.mark.parametrize("make", [a_file, below_a_file, not_writable, below_not_writable, not_to_be_looked_into,
-                                  a_folder_as_lock, without_a_file_system])
+@pytest.mark.parametrize("make", [below_a_file, below_not_writable])
 def test_the_check_of_a_configuration_finds_the_same_fault_of_the_folder(place, as_nobody, make):  # noqa: F811
     data, pattern = make(place)
     refused(run("config", "check", "--data-dir", data, user=NOBODY), 2, pattern)
@@ -221,8 +208,8 @@ def test_a_command_does_not_take_another_broker_for_its_own(tmp_path):
 
 @pytest.mark.parametrize(("option", "key"), [("--port", "network.port"), ("--http-port", "http_port")])
 def test_a_port_in_use_is_named_with_the_process(tmp_path, option, key):
-    """Key, address, process; and the remedy."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    """Key, address, process; and the remedy.  The other program would share the port."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         port = taken.getsockname()[1]
         ports = {"--port": "0", "--http-port": "0", option: str(port)}
         answer = run("serve", "--data-dir", tmp_path, *(word for pair in ports.items() for word in pair))

@@ -129,6 +129,8 @@ def test_the_example_and_the_pages_are_made_from_it(declared):
         explained = "\n# Orders of a topic that wait at a time; 0: no bound.\n#order_limit = 3\n"
         assert example.count(explained) == 1
         assert example.index("\n[storage]\n") < example.index(explained) < example.index("\n[network]\n")
+        keys = re.findall(r"^#(\w+) = ", example, re.MULTILINE)
+        assert keys[keys.index("order_limit") + 1] == "retention_s", "in the order of StorageOptions"
         assert re.search(r"\*\*`order_limit = 3`\*\*[^*]*Values: 0 to 100", configuration)
         assert "`geminga admin namespaces set-order-limit`, REST `POST .../orderLimit`" in policies
 

@@ -43,7 +43,6 @@ def folder(tmp_path):
 @pytest.fixture
 def nightly(own, folder, capsys, monkeypatch):
     """nightly(words...): (exit status, report or standard output, complaints) of a run in this process."""
-    monkeypatch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
     monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
     monkeypatch.setenv("GEMINGA_NIGHTLY_TABLES_URL", str(folder))
 
@@ -253,6 +252,7 @@ def test_a_night_makes_tables_of_iceberg(own, client, export, nightly, folder):
         [sys.executable, "-m", "geminga.supervisor.main", "nightly", "--json", "--data-dir", str(own.data_dir)],
         capture_output=True, text=True, timeout=300,
         env=os.environ | {"GEMINGA_NIGHTLY_ENGINE": "spark", "GEMINGA_NIGHTLY_CORES": "1",
+                          "GEMINGA_NIGHTLY_NICENESS": "0",      # else it waits for all tests beside it
                           "GEMINGA_NIGHTLY_TABLES_FORMAT": "iceberg", "GEMINGA_NIGHTLY_TABLES_PACKAGES": PACKAGE,
                           "GEMINGA_NIGHTLY_TABLES_SETTINGS_FILE": str(settings)})
     if "unresolved dependency" in done.stderr + done.stdout:

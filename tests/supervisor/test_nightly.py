@@ -32,9 +32,8 @@ LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
 def nightly(own, capsys, monkeypatch):
     """nightly(words...): (exit status, standard output, complaints) of a run in this process.
 
-    The process keeps its priority, and Spark is used only if asked for.
+    Spark is used only if asked for.
     """
-    monkeypatch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
     monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
 
     def run(*words, data_dir=own.data_dir):
@@ -360,12 +359,13 @@ def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
 
 @pytest.mark.spark
 def test_a_night_with_spark(own, client):
-    """The command is run as the timer runs it."""
+    """The command is run as the timer runs it, but not behind all other tests."""
     topic = unique_topic("spark")
     fill(client, topic)
     command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic",
                topic, "--cores", "2", "--json"]
-    environment = os.environ | {"GEMINGA_NIGHTLY_IN_PROCESS_BYTES": "1"}      # it is no small night
+    # It is no small night.
+    environment = os.environ | {"GEMINGA_NIGHTLY_IN_PROCESS_BYTES": "1", "GEMINGA_NIGHTLY_NICENESS": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -163,31 +163,39 @@ def status(broker, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("role", ["worker", "owner"])
-def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(tmp_path, role):
-    broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
-    try:
-        broker.start()
-        for index in (0, 1, 0):
-            eventually(lambda: request("GET", broker.http_url + "/ready") == (200, "ok"))
-            broker.kill(role, index)
-            code, text = request("GET", broker.http_url + "/ready")
-            assert (code, f"{role} {index} is being started" in text) == (503, True), text
-    finally:
-        broker.close()
+def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(own):
+    """The supervisor stands still, or the answer could come when the process was replaced."""
+    for role, index in (("worker", 0), ("owner", 0), ("worker", 1), ("owner", 1)):
+        eventually(lambda: request("GET", own.http_url + "/ready") == (200, "ok"))
+        os.kill(own.pid, signal.SIGSTOP)
+        try:
+            own.kill(role, index)
+            code, text = request("GET", own.http_url + "/ready")
+        finally:
+            os.kill(own.pid, signal.SIGCONT)
+        assert (code, f"{role} {index} is being started" in text) == (503, True), text
 
 
 def test_a_process_serves_when_it_has_said_so_itself():
-    """A process is not serving yet while it is started in the place of another."""
-    counters = dict(zip((("admin", 0), ("worker", 0), ("owner", 0)), make_counters(3), strict=True))
+    """A process is not serving yet while it is started in the place of another.  One that was never needed is not
+    missed, nor while it is first started, but one that ended before it could serve is.
+    """
+    roles = ("admin", "worker", "owner", "web", "replicator")
+    counters = dict(zip(((role, 0) for role in roles), make_counters(len(roles)), strict=True))
     is_up = [True]
     app = {COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
            ALARMS_OF: SimpleNamespace(obstacles=list)}
-    for row in counters.values():
+    for role in ("admin", "worker", "owner"):
+        row = counters[role, 0]
         row.set("pid", os.getpid())
         row.set("serving_pid", os.getpid())
     assert health.obstacles(app) == []
-    for role in ("worker", "owner"):
+    for role in ("web", "replicator"):
+        for expected in ([], [f"{role} 0 is being started"]):
+            counters[role, 0].process_began(os.getpid(), is_wanted=False)
+            assert health.obstacles(app) == expected
+        counters[role, 0].set("serving_pid", os.getpid())
+    for role in ("worker", "owner", "web", "replicator"):
         counters[role, 0].set("serving_pid", os.getppid())
         assert health.obstacles(app) == [f"{role} 0 is being started"]
         counters[role, 0].set("serving_pid", os.getpid())
@@ -208,20 +216,15 @@ def test_a_process_ends_from_the_moment_on_that_it_was_killed(tmp_path, state, f
     assert host.is_ending(8, tmp_path) and not host.is_ending(os.getpid())
 
 
-def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path):
+def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(own):
     """Readiness gives no 200 before each process has been replaced."""
-    broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
-    try:
-        broker.start()
-        eventually(lambda: ready(broker) == 200)
-        old = {(role, index): broker.child(role, index) for role, index in (
-            ("worker", 0), ("worker", 1), ("owner", 0), ("owner", 1), ("admin", 0))}
-        for pid in old.values():
-            os.kill(pid, signal.SIGKILL)
-        eventually(lambda: ready(broker) == 200)
-        assert all(broker.child(*which) not in (None, pid) for which, pid in old.items())
-    finally:
-        broker.close()
+    eventually(lambda: ready(own) == 200)
+    old = {(role, index): own.child(role, index) for role, index in (
+        ("worker", 0), ("worker", 1), ("owner", 0), ("owner", 1), ("admin", 0))}
+    for pid in old.values():
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: ready(own) == 200)
+    assert all(own.child(*which) not in (None, pid) for which, pid in old.items())
 
 
 def ready(broker):

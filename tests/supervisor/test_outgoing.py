@@ -10,11 +10,11 @@ from hypothesis import given, strategies
 from geminga.storage.jobs import one_by_one
 from geminga.storage.schemas import avro_rules, registry
 from geminga.storage.schemas.registry import Definition
-from geminga.supervisor.messages import avro_encoding, outgoing
-from geminga.supervisor.messages.decoding import Decoder
-from geminga.supervisor.messages.entries import CODECS, About, Batch, Making, Outgoing
-from geminga.supervisor.messages.schema_encoding import NotEncodable, SchemaEncoder
-from geminga.supervisor.pulsar_client.client import Entry
+from geminga.workers.messages import avro_encoding, outgoing
+from geminga.workers.messages.decoding import Decoder
+from geminga.workers.messages.entries import CODECS, About, Batch, Making, Outgoing
+from geminga.workers.messages.schema_encoding import NotEncodable, SchemaEncoder
+from geminga.workers.pulsar_client.client import Entry
 
 LEAF = {"type": "enum", "name": "Leaf", "symbols": ["A", "B"]}
 TREE = {"type": "record", "name": "Tree", "namespace": "of", "fields": [

@@ -9,8 +9,8 @@ import sys
 import pytest
 import yaml
 
+from geminga.storage.runtime.similar_names import question
 from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.configuration.similar_names import question
 from geminga.supervisor.wording import human
 
 ROWS = [{"topic": "orders", "bytes": 1536, "hidden": None}, {"topic": "a\x1b[31m", "bytes": 5}]

@@ -14,7 +14,7 @@ from geminga.proto import names
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.supervisor import main
 
-from ..harness import HANG_MS, eventually, request, unique_topic
+from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, eventually, path_of, request, unique_topic
 
 DOMAINS = "persistent", "non-persistent"
 NOT_OURS = b"not for the partitioned topic"
@@ -25,10 +25,6 @@ def admin(broker, method, path, body=None):
     status, text = request(method, f"{broker.http_url}/admin/v2/{path}",
                            None if body is None else json.dumps(body).encode())
     return status, json.loads(text) if text[:1] in "[{" and text else text
-
-
-def path_of(topic):
-    return topic.replace("://", "/")
 
 
 def listed(broker, topic):
@@ -137,7 +133,7 @@ def older(start_broker):
         for name in map(names.parse, used):
             catalogue.topics.forget_name(name)
         for name, count in topics.items():
-            catalogue.database.write("INSERT INTO topics VALUES (?, 'public/default', ?, 0)", (name, count))
+            catalogue.write("INSERT INTO topics VALUES (?, 'public/default', ?, 0)", (name, count))
         catalogue.commit()
         catalogue.close()
         return broker.start()
@@ -176,7 +172,7 @@ def test_a_forced_deletion_under_live_clients_leaves_nothing_that_no_list_has(ow
     is_over = threading.Event()
 
     def use():
-        while not is_over.is_set():
+        while not is_over.wait(LOAD_PAUSE_SECONDS):
             try:
                 for number in range(4):
                     client.create_producer(f"{topic}-partition-{number}").close()

@@ -7,7 +7,7 @@ import pytest
 from geminga.storage.catalogue.policy_declaration import OWN_CLUSTER, Nothing
 from geminga.storage.catalogue.policy_table import TABLE
 
-from ..harness import request
+from ..harness import request, unique_topic
 
 EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values()
          for level in policy.levels]
@@ -21,7 +21,8 @@ ODD = {     # values of policies whose fields depend on each other
     "autoTopicCreation": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
     "replicationClusters": ["standalone"], "allowedClusters": ["standalone"],
     "offloadPolicies": {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "b"},
-    "isAllowAutoUpdateSchema": False,
+    "scalableTopicAutoScale": {"enabled": False, "maxSegments": 9, "splitMsgRateInThreshold": 12_000.5},
+    "isAllowAutoUpdateSchema": False, "allowedTopicPropertyKeysForMetrics": ["team"],
 }
 
 
@@ -157,6 +158,33 @@ def test_entry_filters_are_refused_by_name(broker):
     assert place.set(None) == (204, "")
 
 
+@pytest.mark.parametrize("fields, why", [
+    ({"deadLetterTopic": "orders"}, "the topic itself"), ({"deadLetterTopic": "d-partition-1"}, "without a partition"),
+    ({"deadLetterTopic": "other/ns/dead"}, "the same namespace"), ({"deadLetterTopic": " "}, "the name of a topic"),
+    ({"deadLetterTopic": "__change_events"}, "the broker's own"),
+    ({"initialSubscriptionName": "pulsar.repl.far"}, "keeps for itself"), ({"initialSubscriptionName": ""}, "blank")])
+def test_dead_letters_that_could_go_nowhere_are_refused(broker, fields, why):
+    place = Place(broker, TABLE["deadLetter"], "topic")
+    status, text = place.set({"maxRedeliverCount": 1} | fields)
+    assert (status, why in text) == (400, True), text
+    assert place.get() == place.unset
+
+
+def test_a_topic_that_gets_dead_letters_has_none_and_says_so(broker):
+    place = Place(broker, TABLE["deadLetter"], "topic")
+    letters = place.base + "-DLQ"
+    assert request("PUT", letters)[0] == 204
+    status, text = request("POST", f"{letters}/deadLetter", b'{"maxRedeliverCount": 1}')
+    assert (status, "it has none itself" in text) == (400, True), text
+    namespace = Place(broker, TABLE["deadLetter"], "namespace", place.name)      # where `orders` is another topic
+    assert namespace.set({"maxRedeliverCount": 1, "deadLetterTopic": "orders"})[0] == 204
+    exported = json.loads(request("GET", f"{broker.http_url}/ops/v1/definitions")[1])
+    [topic] = [one for name, one in exported["topics"].items() if name == f"persistent://{place.name}/orders"]
+    topic["policies"] = {"deadLetter": {"maxRedeliverCount": 1, "expired": False, "deadLetterTopic": "orders"}}
+    status, text = request("POST", f"{broker.http_url}/ops/v1/definitions", json.dumps(exported).encode())
+    assert (status, "the topic itself" in text) == (400, True), text
+
+
 def test_there_are_no_resource_groups(broker):
     url = f"{Place(broker, TABLE['entryFilters'], 'namespace').base}/resourcegroup"
     assert request("POST", f"{url}/some") == (412, '{"reason": "ResourceGroup does not exist"}')
@@ -190,15 +218,6 @@ def test_a_namespace_is_made_with_all_policies_and_shows_them(broker):
     again = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
     assert request("PUT", again, json.dumps(shown).encode()) == (204, "")
     assert json.loads(request("GET", again)[1]) == shown
-
-
-def test_all_policies_of_a_topic_are_taken_away_at_once(broker):
-    place = Place(broker, TABLE["maxProducers"], "topic")
-    assert place.set(3)[0] == 204
-    assert request("POST", f"{place.base}/permissions/somebody", b'["produce"]')[0] == 204
-    assert request("DELETE", f"{place.base}/policies") == (204, "")
-    assert place.get() == place.unset
-    assert json.loads(request("GET", f"{place.base}/permissions")[1]) == {"somebody": ["produce"]}
 
 
 def test_a_topics_messages_are_not_larger_than_the_brokers(broker):
@@ -283,3 +302,31 @@ def test_policies_in_force_say_which_level_set_them(broker):
     assert (row["value"], row["origin"], row["topic"], row["namespace"], row["broker"]) == (3, "topic", 3, 7, 0)
     status, text = request("GET", f"{broker.http_url}/ops/v1/policies/{topic}-partition-0")
     assert status in (404, 412), text
+
+
+def test_a_topic_has_a_time_of_its_own_after_which_subscriptions_expire(broker):
+    """Recorded from Apache Pulsar 5.0.1."""
+    topic = f"{broker.http_url}/admin/v2/{unique_topic().replace('://', '/')}"
+    url = f"{topic}/subscriptionExpirationTime"
+    assert request("GET", url)[0] == 404
+    assert request("PUT", topic)[0] == 204
+    assert request("GET", url) == (200, "")
+    assert request("GET", f"{url}?applied=true") == (200, "0")
+    assert request("POST", f"{url}?subscriptionExpirationTime=5")[0] == 204
+    assert request("GET", url) == request("GET", f"{url}?applied=true") == (200, "5")
+    assert request("POST", f"{url}?subscriptionExpirationTime=-1")[0] == 412
+    assert request("POST", url, b"7")[0] == 204      # without the parameter: there is no time any more
+    assert request("GET", url) == (200, "")
+    assert request("POST", f"{url}?subscriptionExpirationTime=5")[0] == request("DELETE", url)[0] == 204
+    assert request("GET", url) == (200, "")
+
+
+def test_what_pulsar_5_asks_for_beside_topics(broker):
+    assert request("GET", f"{broker.http_url}/admin/v2/metadata/migration/status") == (200, '{"phase": "NOT_STARTED"}')
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/allowedTopicPropertyKeysForMetrics"
+    assert request("GET", url) == (200, "")
+    assert request("POST", url, b'["team"]')[0] == 204 and json.loads(request("GET", url)[1]) == ["team"]
+    assert request("POST", url, b'"team"')[0] == 400
+    assert request("DELETE", url)[0] == 204 and request("GET", url) == (200, "")
+    topics = f"{broker.http_url}/admin/v2/persistent/public/default"
+    assert request("GET", f"{topics}?properties=team=a") == request("GET", topics)      # Pulsar leaves it to plug-ins

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from geminga.supervisor.cli.messages.printing import Printer
-from geminga.supervisor.messages.message import Message
+from geminga.workers.messages.message import Message
 
 TOPIC = "persistent://public/default/t"
 

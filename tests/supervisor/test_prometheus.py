@@ -2,7 +2,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +9,9 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from ..harness import eventually, request
+from ..harness import eventually, free_port, request
 
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
-WAIT_S = 60
 
 
 def program(name: str) -> str:
@@ -40,9 +38,7 @@ scrape_configs:
   - job_name: broker
     static_configs: [{{targets: ["{urlsplit(broker.http_url).netloc}"]}}]
 """)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("w") as log, subprocess.Popen(
             [command, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
              f"--web.listen-address={address}"],
@@ -62,12 +58,12 @@ def ask(server: str, path: str):
 @pytest.mark.slow
 def test_it_scrapes_and_evaluates_what_is_shipped(server):
     """Every target is up, every rule is healthy, and every query of a dashboard is valid."""
-    eventually(lambda: (ask(server, "query?query=up%7Bjob%3D%22broker%22%7D") or {}).get("result"), WAIT_S)
-    eventually(lambda: [one["health"] for one in ask(server, "targets")["activeTargets"]] == ["up"], WAIT_S)
+    eventually(lambda: (ask(server, "query?query=up%7Bjob%3D%22broker%22%7D") or {}).get("result"))
+    eventually(lambda: [one["health"] for one in ask(server, "targets")["activeTargets"]] == ["up"])
     rules = [rule for group in ask(server, "rules")["groups"] for rule in group["rules"]]
     assert rules
     eventually(lambda: {rule["health"] for group in ask(server, "rules")["groups"] for rule in group["rules"]}
-               == {"ok"}, WAIT_S)
+               == {"ok"})
     questions = {json.loads(f'"{text}"') for path in SHIPPED.glob("*.json")
                  for text in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', path.read_text())}
     assert questions

@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.main import main
 
 from ..clients.test_python_client import COMPRESSIONS
 from ..harness import HANG_SECONDS, partitioned_topic, request, unique_topic
@@ -161,6 +162,16 @@ def test_bytes_that_are_no_text_are_told_apart(broker, publish):
 
 # -- addresses
 
+@pytest.fixture
+def here(capsys):
+    """here(words...): as `run`, in this process."""
+    def here(*words):
+        status = main(list(words))
+        printed, complaints = capsys.readouterr()
+        return status, printed, complaints.splitlines()
+    return here
+
+
 class Listener:
     """A server that accepts connections, and treats each as `meets` does."""
 
@@ -239,7 +250,7 @@ REASONS = [      # (listener, whether TLS is wanted, more options, the complaint
                          ids=lambda value: value if isinstance(value, str) else value[0])
 @pytest.mark.parametrize(("what", "is_secure", "more", "says"), REASONS)
 def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what_is_there(
-    broker, others, scheme, words, what, is_secure, more, says
+    broker, others, here, scheme, words, what, is_secure, more, says
 ):
     of_broker = {"pulsar": broker.service_url, "http": broker.http_url}
     of_broker["crossed"] = of_broker["http" if scheme == "pulsar" else "pulsar"]
@@ -249,34 +260,26 @@ def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what
     given = [part for word in words for part in ((option, address) if word == "{address}" else (word,))]
     more = [word.format(**others) for word in more]
     at = given.index(address) + 1
-    status, printed, complaints = run(*given[:at], *more, *given[at:])
+    status, printed, complaints = here(*given[:at], *more, *given[at:])
     assert (status, printed, len(complaints)) == (3, "", 1), complaints
     assert address in complaints[0] and re.search(says, complaints[0]) and not complaints[0].rstrip().endswith(":")
 
 
-@pytest.mark.parametrize("command", ["publish t x", "read t"])
 @pytest.mark.parametrize("address", ["127.0.0.1:6650", "http://127.0.0.1:6650", "pulsar://", "pulsar://:6650",
                                      "pulsar://127.0.0.1:99999",
                                      "pulsar://[::1", "pulsar://127.0.0.1:x", "nonsense", ""])
-def test_what_is_no_address_is_one_line(command, address):
-    status, printed, complaints = run(*command.split(), "--url", address)
+def test_what_is_no_address_is_one_line(here, address):
+    status, printed, complaints = here("read", "t", "--url", address)
     assert (status, printed, len(complaints)) == (2, "", 1) and repr(address) in complaints[0]
 
 
-@pytest.mark.parametrize("command", ["why t s", "status", "admin tenants list"])
+@pytest.mark.parametrize("command", ["status", "admin tenants list"])
 @pytest.mark.parametrize("address", ["127.0.0.1:8080", "pulsar://127.0.0.1:6650", "http://", "http://127.0.0.1:99999",
                                      "http://[::1", "http://127.0.0.1:x", ""])
-def test_what_is_no_address_of_http_is_one_line(command, address):
+def test_what_is_no_address_of_http_is_one_line(here, command, address):
     first, *rest = command.split()
-    status, printed, complaints = run(first, "--admin-url", address, *rest)
+    status, printed, complaints = here(first, "--admin-url", address, *rest)
     assert (status, printed, len(complaints)) == (2, "", 1) and repr(address) in complaints[0]
-
-
-@pytest.mark.parametrize("command", ["publish --url pulsar://{} t x", "read --url pulsar+ssl://{} t",
-                                     "why --admin-url http://{} t s", "status --admin-url https://{}"])
-def test_a_name_that_is_nobodys_is_one_line(command):
-    status, printed, complaints = run(*command.format("no.such.host.invalid:1").split())
-    assert status == 3 and printed == "" and len(complaints) == 1 and "there is no such host" in complaints[0]
 
 
 @pytest.mark.parametrize("command",
@@ -285,8 +288,8 @@ def test_a_name_that_is_nobodys_is_one_line(command):
                                      ("--auth-plugin", "tls", "--auth-params",
                                       "tlsCertFile:{missing},tlsKeyFile:{file}"),
                                      ("--auth-plugin", "tls", "--auth-params", "tlsCertFile:{file},tlsKeyFile:{file}")])
-def test_a_file_that_is_no_certificate_is_named(tmp_path, command, options):
+def test_a_file_that_is_no_certificate_is_named(here, tmp_path, command, options):
     (tmp_path / "file").write_text("nothing")
     options = [word.format(file=tmp_path / "file", missing=tmp_path / "missing") for word in options]
-    status, printed, complaints = run(*command.split(), *options)
+    status, printed, complaints = here(*command.split(), *options)
     assert (status, printed) == (2, "") and str(tmp_path) in complaints[-1] and options[-2] in complaints[-1]

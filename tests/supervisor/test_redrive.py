@@ -8,7 +8,7 @@ import pulsar
 import pytest
 
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.workers.pulsar_client import key_hashing
 
 from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, messages_of, partitioned_topic, request, unique_topic
 
@@ -294,7 +294,7 @@ def test_kills_at_any_time_until_it_is_done(own, client, deduplication):
 def test_an_interrupted_redrive_leaves_nothing_behind(own, client):
     origin, dead = make(client, unique_topic(), unique_topic("dead"))
     bury(client, dead, [origin], 400)
-    process = subprocess.Popen(command(own, dead, "--rate", "100"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    process = subprocess.Popen(command(own, dead, "--rate", "20"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
     eventually(lambda: messages_of(client, origin), SECONDS)
     process.terminate()
@@ -314,7 +314,7 @@ def test_a_rate_is_kept(own, client):
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    (["a//b"], "a//b"), (["dead", "--to", "a//b"], "a//b"), (["dead", "--age", "old"], "--age: 'old' is not a time"),
+    (["a//b"], "a//b"), (["dead", "--to", "a//b"], "a//b"), (["dead", "--age", "old"], "'--age': 'old' is not a time"),
     (["dead", "--rate", "0"], "--rate"), (["dead", "-n", "0"], "-n"), ([], "DEAD-LETTER-TOPIC"),
 ])
 def test_wrong_usage_is_told_in_one_line(capsys, words, expected):

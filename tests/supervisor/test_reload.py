@@ -28,9 +28,11 @@ from geminga.supervisor.processes.children import READY
 from geminga.supervisor.processes.reload import Reload, merged
 from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
+from .. import issuer as issuers
 from ..clients.test_tls import Authority
 from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
+from ..web.rest import Rest
 from ..workers.peer import Closed, Peer
 
 pytestmark = pytest.mark.slow
@@ -45,7 +47,7 @@ CHOICES = {     # other values of keys that do not take any number or any text
     "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
     "storage.compaction_order": "event_time", "storage.export": "messages", "nightly.until": "05:00",
     "storage.replication_start_at": "earliest",
-    "standby.of": "pulsar://other:6650", "standby.hosts": ("10.0.0.2",),
+    "console.url": "https://broker.example", "standby.of": "pulsar://other:6650", "standby.hosts": ("10.0.0.2",),
     "nightly.tables.url": "/srv/tables", "nightly.tables.format": "iceberg",
     "nightly.tables.packages": ("a:b:1",), "nightly.tables.settings_file": "/etc/tables.properties",
     "log.level": "debug", "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
@@ -275,8 +277,8 @@ def test_all_keys_at_once_are_told_and_taken_back(reload):
     changed = []
     for key in KEYS:
         section, _, name = key.rpartition(".")
-        if section in ("tls", "authentication", "authorization") or key in NEEDS_RESTART:
-            continue      # keys of the first two sections need files that fit each other; tests below change them
+        if section in ("tls", "authentication", "authentication.oidc", "authorization") or key in NEEDS_RESTART:
+            continue      # keys of the first three sections need files or keys that fit; tests below change them
         wanted = other(key, value(before, key))
         changed.append(key)
         sections.setdefault(section, []).append(f"{name} = {json.dumps(wanted)}")
@@ -571,10 +573,12 @@ def test_who_is_asked_and_what_they_may_do(reload):
 def test_processes_keep_to_a_core_or_do_not(reload):
     """All threads of running processes are moved."""
     cores = sorted(os.sched_getaffinity(0))
+    rest = Rest(reload.broker.http_url)
+    rest.publish(rest.topic(), "x")      # begins geminga-web
     for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
         reload.holds(text)
         children = reload.broker.children()
-        assert len(children) == 7
+        assert len(children) == 6      # with geminga-web
         for name, pid in children.items():
             is_pinned = is_spread and name not in ("geminga-admin", "geminga-web", "geminga-replica")
             on = {cores[int(name[-1]) % len(cores)]} if is_pinned else set(cores)
@@ -585,6 +589,8 @@ def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
     """Only the supervisor can read the file, as if it had been removed; its successors inherit what it read."""
     broker = reload.broker
     key = f"/proc/self/task/{broker.pid}/cmdline"
+    rest = Rest(broker.http_url)
+    rest.publish(rest.topic(), "x")      # begins geminga-web
     before = broker.children()
     reload.holds(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{key}"]\n')
     assert "cannot take the new configuration: authentication.secret_keys" in broker.log()
@@ -600,6 +606,19 @@ def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
             peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="token",
                              auth_data=said.encode()))
             assert peer.hear().type == kind
+
+
+def test_issuers_of_tokens(reload):
+    with issuers.running() as issuer:
+        def asked() -> int:
+            url = reload.broker.http_url + "/admin/v2/clusters"
+            return request("GET", url, Authorization=f"Bearer {issuer.token().decode()}")[0]
+        identity = '[authentication]\nmethods = ["token"]\n[authentication.oidc]\naudiences = ["pulsar"]\n'
+        reload.holds(f'{identity}issuers = ["{issuer.url}"]\nrequire_https = false\n')
+        assert asked() == 200
+        reload.holds(f'{identity}issuers = ["https://id.example.com"]\n')
+        assert asked() == 401
+    reload.holds("")
 
 
 def test_how_much_is_told_and_how(reload):

@@ -1,7 +1,7 @@
 """The parts of live views that need no broker: keys, lines of the screen, places, and the sentences of `why`."""
 import pytest
 
-from geminga.supervisor.cli.views.places import place_of
+from geminga.supervisor.cli.views.scopes import scope_of
 from geminga.supervisor.cli.views.screen import Screen
 from geminga.supervisor.cli.views.snapshots import Question, Snapshot
 from geminga.supervisor.cli.views.tables import SUBSCRIPTIONS
@@ -17,7 +17,7 @@ from geminga.supervisor.wording import sentences
     ("*/eu/orders", "", "*/eu/orders"), ("acme/*", "", "acme/*/*"),
 ])
 def test_a_place_is_everything_a_namespace_a_topic_or_a_pattern(text, path, match):
-    assert place_of(text)[1:] == (path, match)
+    assert scope_of(text)[1:] == (path, match)
 
 
 # -- the screen of `top`
@@ -128,7 +128,9 @@ def test_every_cause_has_a_sentence_and_an_unknown_one_is_told_too():
                 "consumed_ms": 0, "messages": 2, "permits": 0, "is_active": True}
     details = {"consumer": "c", "messages": 2, "limit": 3, "until_ms": 5, "since_ms": 1, "key": "k", "hash": 7,
                "waiting": "d", "message": "1:2", "ranges": [[0, 9]], "rule": "dispatchRate of the broker: 3/s",
-               "held_back": 1, "chunks": 2, "deaths": 3, "transaction": "(0,7)", "cluster": "far"}
+               "held_back": 1, "chunks": 2, "deaths": 3, "transaction": "(0,7)", "cluster": "far",
+               "segments": [0, 3], "error": "a file is missing", "filter": "a = 1", "entries": 2,
+               "schedule": "tick", "paused": True, "next": None, "last": "2026-03-29T03:00:00+02:00", "dropped": 2}
     for cause in [*sentences._SENTENCES, "something new"]:
         told = {"topic": "persistent://a/b/c", "subscription": "s", "type": "Shared", "backlog": 1, "oldest_ms": 1,
                 "messages": {"published": 1, "acknowledged": 0, "backlog": 1}, "consumers": [consumer],

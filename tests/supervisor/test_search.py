@@ -1,4 +1,6 @@
 """`geminga search`: finds messages beside a running broker, after it, and over the network."""
+import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -6,14 +8,13 @@ import threading
 
 import pulsar
 import pytest
-from click.testing import CliRunner
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.main import geminga
-from geminga.supervisor.messages.stored import pattern_of
+from geminga.supervisor.main import main
+from geminga.workers.messages.stored import pattern_of
 
 from ..clients.test_python_client import COMPRESSIONS
-from ..harness import HANG_MS, HANG_SECONDS, eventually, request, unique_topic
+from ..harness import HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..storage.files import flip
 from ..workers.peer import Peer
@@ -44,9 +45,9 @@ def publish(client, topic, messages, **how):
 
 def run(*arguments):
     """Run a command in this process; return (exit status, output, lines of complaint)."""
-    done = CliRunner().invoke(geminga, [str(argument) for argument in arguments])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout, done.stderr.splitlines()
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as complaints:
+        status = main([str(argument) for argument in arguments])
+    return status, printed.getvalue(), complaints.getvalue().splitlines()
 
 
 def find(broker, *arguments):
@@ -153,7 +154,7 @@ def test_a_search_beside_a_publishing_broker_finds_all_that_was_confirmed(broker
     producer = client.create_producer(topic, batching_enabled=False)
 
     def go_on():
-        while not is_over.is_set():
+        while not is_over.wait(LOAD_PAUSE_SECONDS):
             producer.send(b"value" * 50, partition_key="k")
             confirmed[0] += 1
     publishing = threading.Thread(target=go_on)

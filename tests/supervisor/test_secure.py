@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pulsar
 import pytest
+import trustme
 from cryptography import x509
 
 from geminga.supervisor.configuration import editing
 from geminga.supervisor.main import main
 
-from ..harness import HANG_MS, HANG_SECONDS, Broker, eventually, unique_topic
+from .. import issuer as issuers
+from ..harness import COMMAND, HANG_MS, HANG_SECONDS, Broker, eventually, unique_topic
 
 pytestmark = pytest.mark.slow
 FILE = """# ours
@@ -103,6 +105,63 @@ def test_one_step_secures_a_broker_and_another_takes_it_back(run, tmp_path):
         own.close()
     assert run("--undo")[0] == 0
     assert (tmp_path / "geminga.toml").read_text() == FILE and not folder.exists()
+
+
+@pytest.fixture
+def issuer(tmp_path, monkeypatch):
+    """An issuer whose authority this host trusts."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(tmp_path / "authorities.pem")
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities.pem"))
+    with issuers.running(context) as running:
+        yield running
+
+
+def command(*words):
+    """Run the command in a process, which reads the authorities of the host at its start."""
+    done = subprocess.run([COMMAND[0], "secure", *words], capture_output=True, text=True, timeout=HANG_SECONDS,
+                          check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_an_issuer_is_proved_and_its_tokens_are_accepted(run, tmp_path, issuer):
+    status, printed, complaints = command("--host", "broker.example.com", "--oidc", issuer.url)
+    assert (status, complaints) == (0, "")
+    assert f"proved  {issuer.url}: 1 keys that check its tokens" in printed
+    assert f"geminga login --issuer {issuer.url} --client-id CLIENT" in printed
+    folder = tmp_path / "secure"
+    own = Broker(tmp_path / "data", "--config", str(tmp_path / "geminga.toml"), "--port", "-1", "--http-port", "-1")
+    try:
+        own.start()
+        assert ask(own.https_url, folder, issuer.token("admin").decode()) == 200
+        assert ask(own.https_url, folder, issuer.token("admin", aud="others").decode()) == 401
+        assert ask(own.https_url, folder, (folder / "admin.token").read_text().strip()) == 200
+    finally:
+        own.close()
+    assert run("--undo")[0] == 0 and (tmp_path / "geminga.toml").read_text() == FILE
+
+
+def test_an_issuer_that_cannot_be_used_changes_nothing(run, tmp_path, issuer):
+    issuer.published.clear()
+    for url, why in (issuer.url, "its key set has no key that can be used"), (f"{issuer.url}/other", "status 404"), (
+            "http://id.example.com", "an address is no https URL"), ("https://[", "names no host"):
+        status, printed, complaints = command("--host", "broker.example.com", "--oidc", url)
+        assert (status, printed) == (1, "") and complaints.startswith(f"geminga: --oidc {url}: ") and why in complaints
+    assert (tmp_path / "geminga.toml").read_text() == FILE and not (tmp_path / "secure").exists()
+    assert run("--undo", "--oidc", issuer.url)[0] == 2
+    status, _, complaints = command("--audience", "other")
+    assert status == 2 and "--oidc" in complaints
+
+
+def test_keys_of_a_section_within_another_are_set():
+    text = "[authentication]\nmethods = []\n\n[authentication.oidc]\n#issuers = []\n"
+    changed = editing.edited(text, {"authentication.methods": ["token"], "authentication.oidc.issuers": ["https://a"],
+                                    "authentication.oidc.audiences": ["b"]})
+    assert changed == ('[authentication]\nmethods = ["token"]\n\n[authentication.oidc]\naudiences = ["b"]\n'
+                       '#issuers = []\nissuers = ["https://a"]\n')
+    added = editing.edited("workers = 1\n", {"authentication.oidc.issuers": ["https://a"]})
+    assert added == 'workers = 1\n\n[authentication.oidc]\nissuers = ["https://a"]\n'
 
 
 def renewed(run, folder):

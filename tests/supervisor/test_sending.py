@@ -5,9 +5,10 @@ import pytest
 
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.pulsar_client import producers
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
-from geminga.supervisor.pulsar_client.producers import Lost, Sending
+from geminga.workers.pulsar_client import producers
+from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.producers import Lost, Sending
 
 
 class Connection:
@@ -23,7 +24,7 @@ class Connection:
         await self.lost.wait()
         raise ClientError("the broker closed the connection")
 
-    async def write(self, pieces):
+    async def write_when_possible(self, pieces):
         self.lost.set()
         for _ in range(3):      # the reading of receipts ends meanwhile
             await asyncio.sleep(0)

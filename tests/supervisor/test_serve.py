@@ -1,8 +1,6 @@
 """The geminga command as its user meets it: its output, its refusals in one line, and the answers over HTTP."""
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -34,30 +32,6 @@ def test_a_data_folder_has_one_broker(fresh_broker):
     assert [line for line in complaints if "data_dir" in line and "in use" in line]
 
 
-@pytest.mark.parametrize(("option", "key"), [("--port", "network.port"), ("--http-port", "http_port")])
-def test_a_port_that_is_taken_is_named(tmp_path, option, key):
-    """One line names the key, even if the other program would share the port."""
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = {"--port": 0, "--http-port": 0} | {option: taken.getsockname()[1]}
-        status, _, complaints = run("serve", "--data-dir", tmp_path, *(word for pair in ports.items() for word in pair))
-    assert status == 1
-    assert f" geminga: {key}: cannot listen" in complaints[-1]
-    assert f"in use by process {os.getpid()} ({psutil.Process().name()})" in complaints[-1]
-
-
-def test_a_bad_configuration_is_one_line_and_status_2(tmp_path):
-    """No file is made before the configuration is known to be good."""
-    file = tmp_path / "geminga.toml"
-    file.write_text("[storage]\nsnyc = \"group\"\n")
-    status, printed, complaints = run("serve", "--config", file, "--data-dir", tmp_path / "data")
-    assert (status, printed, len(complaints)) == (2, "", 1)
-    assert "storage.snyc" in complaints[0] and "storage.sync" in complaints[0]
-    assert not (tmp_path / "data").exists()
-
-
 def test_the_serve_command_is_the_one_tested():
     assert COMMAND == [GEMINGA, "serve"]
 
@@ -78,11 +52,6 @@ def test_lines_that_a_start_prints_can_be_pasted(own):
     assert "Hello\n" in subprocess.run(second, shell=True, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_broker_that_is_not_there_is_one_line():
-    status, _, complaints = run("publish", "--url", "pulsar://127.0.0.1:1", "t", "x")
-    assert (status, len(complaints)) == (3, 1)
-
-
 @pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"),
                                             ("/admin/v2/brokers/ready", "ok")])
 def test_health_is_told(broker, path, text):
@@ -94,12 +63,6 @@ def test_messages_go_before_administration(broker):
     """The kernel gives the admin process less of a core that others want."""
     nice = {role: psutil.Process(broker.child(role)).nice() for role in ("admin", "worker", "owner")}
     assert nice["admin"] > nice["worker"] == nice["owner"]
-
-
-def test_metrics_are_prometheus_text(broker):
-    status, text = request("GET", broker.http_url + "/metrics")
-    assert status == 200
-    assert "# TYPE pulsar_broker_in_messages_total counter" in text and "pulsar_version_info{" in text
 
 
 @pytest.mark.parametrize(("body", "status"), [

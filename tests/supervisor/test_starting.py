@@ -1,29 +1,9 @@
 """A broker's start and end: messages to whoever started it, and the folder of its sockets."""
-import contextlib
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from geminga.supervisor.processes import listening
-
-from ..harness import HANG_SECONDS, Broker
-
-GEMINGA = Path(sys.executable).with_name("geminga")
-
-
-@pytest.mark.slow
-def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
-    """With status 2, systemd does not start the broker again and again."""
-    file = tmp_path / "geminga.toml"
-    file.write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/missing"]\n')
-    done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0",
-                           "--http-port", "0"],
-                          capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
-    assert done.returncode == 2
-    assert "secret_keys" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("spare", "is_there"), [(0, True), (-1, False)])
@@ -51,13 +31,3 @@ def test_a_port_that_nobody_listens_on_yet_is_not_shared_with_another_broker(add
     finally:
         for one in bound:
             one.close()
-
-
-@pytest.mark.slow
-def test_no_sockets_stay_behind_a_stop(tmp_path):
-    broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
-    with contextlib.closing(broker):
-        broker.start()
-        assert list((broker.data_dir / "run").iterdir())
-        broker.stop()
-        assert not (broker.data_dir / "run").exists()

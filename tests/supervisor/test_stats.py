@@ -8,7 +8,6 @@ from geminga.supervisor.admin.monitoring.stats import together
 
 from ..harness import eventually, partitioned_topic, request, unique_topic
 
-WAIT_S = 60
 TOPIC = {
     "int": ["bytesInCounter", "msgInCounter", "systemTopicBytesInCounter", "bytesOutCounter", "msgOutCounter",
             "bytesOutInternalCounter", "storageSize", "backlogSize", "backlogQuotaLimitSize", "backlogQuotaLimitTime",
@@ -86,8 +85,8 @@ def busy(broker, client):
         producer.send(b"%d" % number)
     for _ in range(4):
         consumer.acknowledge(consumer.receive())
-    eventually(lambda: get(broker, topic, "stats")["subscriptions"]["exclusive"]["msgBacklog"] == 6, WAIT_S)
-    eventually(lambda: get(broker, topic, "stats")["subscriptions"]["shared"]["unackedMessages"] == 10, WAIT_S)
+    eventually(lambda: get(broker, topic, "stats")["subscriptions"]["exclusive"]["msgBacklog"] == 6)
+    eventually(lambda: get(broker, topic, "stats")["subscriptions"]["shared"]["unackedMessages"] == 10)
     yield topic
     for one in (consumer, shared, producer):
         one.close()
@@ -218,6 +217,13 @@ def test_bytes_behind_a_message(broker, busy, body, status):
     answer, text = request("PUT", url(broker, busy, "backlogSize"), body)
     assert answer == status
     assert int(text) == get(broker, busy, "stats")["storageSize"] if status == 200 else "reason" in json.loads(text)
+
+
+def test_the_bytes_behind_the_last_acknowledged_message_are_the_backlog_size(broker, busy):
+    ledger, entry = get(broker, busy, "internalStats")["cursors"]["exclusive"]["markDeletePosition"].split(":")
+    _, text = request("PUT", url(broker, busy, "backlogSize"), b'{"ledgerId": %s, "entryId": %s}' % (
+        ledger.encode(), entry.encode()))
+    assert int(text) == get(broker, busy, "stats")["subscriptions"]["exclusive"]["backlogSize"] > 0
 
 
 @pytest.mark.parametrize("rest", ["stats", "internalStats", "internal-info", "backlog", "partitioned-stats",

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from geminga.storage.runtime.control import control_pair
+from geminga.storage.runtime.counters import make_counters
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.processes import serve
 from geminga.supervisor.processes.children import GONE, READY, RESTART_MIN_SECONDS, STARTING, Child, Process
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, STARTING_SECONDS, Heartbeat, State
 from geminga.supervisor.processes.serve import Supervisor
-from geminga.supervisor.web.visits import make_visits
+from geminga.workers.web.handovers import make_handovers
 
 
 class BusyHeartbeat(Heartbeat):
@@ -34,11 +35,13 @@ class Played:
         monkeypatch.setattr(serve, "start", self._start)
         self.supervisor = Supervisor(Config(workers=1, owners=2), lambda: None)
         self.supervisor._lock, self.supervisor._control_socket = None, SimpleNamespace(held=[])
-        self.supervisor._visits = make_visits()
+        self.supervisor._handovers = make_handovers()
         self.supervisor.notify = SimpleNamespace(alive=self._feed_watchdog, stopping=lambda: None)
         self.children = [Child(role, index, f"geminga-{role}{index}", lambda *_: None)
                          for role, index in (("owner", 0), ("owner", 1), ("worker", 0), ("admin", 0))]
         self.first_owner, self.second_owner, self.worker, self.admin = self.supervisor.children = self.children
+        self.supervisor.counters = dict(zip([(child.role, child.index) for child in self.children],
+                                            make_counters(len(self.children)), strict=True))
         self.far_ends = {}
 
     def _feed_watchdog(self):
@@ -86,7 +89,7 @@ class Played:
     def close(self):
         supervisor = self.supervisor
         for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process),
-                    supervisor._selector, supervisor._wake_read, supervisor._wake_write, *supervisor._visits):
+                    supervisor._selector, supervisor._wake_read, supervisor._wake_write, *supervisor._handovers):
             end.close()
 
 
@@ -169,6 +172,7 @@ def test_a_child_that_ends_at_once_is_started_again_later(played):
     played.now += RESTART_MIN_SECONDS
     played.go_on()
     assert child.state == STARTING
+    assert played.supervisor.counters["worker", 0].read()["starts"] == 2      # though no code of its own has counted
 
 
 def test_a_child_that_has_lived_is_started_again_at_once(played):

@@ -19,7 +19,7 @@ import pytest
 from google.protobuf.api_pb2 import Mixin
 
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.workers.pulsar_client import key_hashing
 
 from ..harness import (
     COMMAND,
@@ -29,6 +29,7 @@ from ..harness import (
     guarded_broker,
     messages_of,
     partitioned_topic,
+    path_of,
     request,
     unique_topic,
 )
@@ -40,7 +41,7 @@ SECONDS = HANG_SECONDS
 KILLED = """
 import asyncio, os, signal, sys
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client import producers
+from geminga.workers.pulsar_client import producers
 from geminga.supervisor.tasks import import_record, table_import
 table_import.BLOCK = 1 << 10
 where, number, moment, *words = sys.argv[1:]
@@ -100,10 +101,6 @@ def write(path, **columns):
 
 def numbers_of(client, topic):
     return [json.loads(message.data())["n"] for message in messages_of(client, topic)]
-
-
-def path_of(topic):
-    return topic.replace("://", "/")
 
 
 def admin(broker, method, topic, what, body=None):
@@ -190,7 +187,7 @@ def test_keys_go_to_their_partitions_and_other_rows_take_turns(run, own, client,
     assert [numbers_of(client, f"{topic}-partition-{number}") for number in range(3)] == wanted
 
 
-@pytest.mark.parametrize("partitions, points", [(0, POINTS[-8:]), (3, POINTS)])
+@pytest.mark.parametrize("partitions, points", [pytest.param(0, POINTS[-8:], marks=pytest.mark.nightly), (3, POINTS)])
 def test_each_row_is_there_once_however_often_the_command_is_killed(run, own, client, tmp_path, partitions, points):
     """All runs but the last kill themselves: each at another point, and each goes on where the one before ended."""
     count = 24_000

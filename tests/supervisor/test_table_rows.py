@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from geminga.storage.schemas.registry import Definition, T
-from geminga.supervisor.messages.outgoing import Outgoing, Wrong
 from geminga.supervisor.tables import payloads, roles
 from geminga.supervisor.tables.files import BadTable, Table
 from geminga.supervisor.tables.rows import Messages
+from geminga.workers.messages.outgoing import Outgoing, Wrong
 
 UTC = dt.UTC
 MOMENT = dt.datetime(2026, 11, 27, 12, 30, 15, 123456, UTC)

@@ -10,7 +10,7 @@ from geminga.storage.disk import locks
 from geminga.storage.jobs.compacting import nightly
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import backups, night_engines, nights
-from geminga.supervisor.tasks.job_socket import CannotRun, Gone, Refused
+from geminga.supervisor.tasks.job_socket import CannotRun, Gone, JobRefused
 from geminga.supervisor.tasks.night_progress import NightProgress
 
 TOPICS = {1: "persistent://public/default/one", 2: "persistent://public/default/two"}
@@ -77,7 +77,7 @@ def test_a_night_gives_back_every_partitions_space(broker, config):
 
 
 def test_a_partition_that_could_not_give_back_fails_the_night_and_others_are_asked(broker, config):
-    broker.refusals = {TOPICS[1]: Refused("the disk hangs")}
+    broker.refusals = {TOPICS[1]: JobRefused("the disk hangs")}
     report = run_night(config)
     assert (report["status"], report["last_success_ms"]) == ("failed", 0)
     assert broker.enforced == list(TOPICS.values())

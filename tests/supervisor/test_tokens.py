@@ -10,10 +10,10 @@ import jwt
 import pytest
 
 from geminga.supervisor.main import main
-from geminga.supervisor.pulsar_client import credentials
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.credentials import Credentials
 from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
+from geminga.workers.pulsar_client import credentials
 
 # Keys made by `pulsar tokens` of Apache Pulsar 4.0, and a token for "me" with each.
 PULSARS_SECRET = "VYFmrgLV0pat/tRofdGdh6Gn8v+6aNpQsTtRQre31a0="

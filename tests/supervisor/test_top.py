@@ -19,7 +19,6 @@ from ..harness import COMMAND, eventually
 
 pytestmark = pytest.mark.slow
 OWN_OPTIONS = "--owners", "2", "--workers", "1"
-WAIT_S = 60
 WIDTH, HEIGHT = 132, 40
 UP, DOWN, ESCAPE = "\x1b[A", "\x1b[B", "\x1b"
 
@@ -73,12 +72,12 @@ class Terminal:
 
     def shows(self, *parts):
         """Wait until all texts stand on the screen; return the screen."""
-        return eventually(lambda: text if all(part in (text := self.text()) for part in parts) else None, WAIT_S,
-                          f"{parts} on the screen:\n{self.text()}")
+        return eventually(lambda: text if all(part in (text := self.text()) for part in parts) else None,
+                          what=f"{parts} on the screen:\n{self.text()}")
 
     def ended(self):
         """Wait for the program's end, and return its exit status."""
-        eventually(lambda: (self.text(), self.process.poll() is not None)[1], WAIT_S, "the end")
+        eventually(lambda: (self.text(), self.process.poll() is not None)[1], what="the end")
         self.text()
         return self.process.returncode
 
@@ -133,7 +132,7 @@ def test_keys_open_sort_filter_and_ask_why(top):
     terminal.shows("filter: qui_")
     terminal.type("\r")
     screen = terminal.shows("Topics by in/s, with qui", "public/default/quiet")
-    eventually(lambda: "default/held" not in terminal.text(), WAIT_S)
+    eventually(lambda: "default/held" not in terminal.text())
     terminal.type("\r")
     screen = terminal.shows("Subscriptions of public/default/quiet", "reports")
     assert "billing" not in screen
@@ -153,7 +152,7 @@ def test_arrows_choose_the_row_that_enter_opens(top):
     terminal.type("ssssssss")
     terminal.shows("Topics by topic turned", "public/default/quiet")
     terminal.type("r")
-    eventually(lambda: (text := terminal.text()).find("default/held") < text.find("default/quiet"), WAIT_S)
+    eventually(lambda: (text := terminal.text()).find("default/held") < text.find("default/quiet"))
     terminal.type(DOWN + DOWN + UP + DOWN + "\r")
     terminal.shows("Subscriptions of public/default/quiet")
 

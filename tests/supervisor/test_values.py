@@ -10,9 +10,9 @@ import fastavro
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.messages import values
-from geminga.supervisor.messages.message import Message
-from geminga.supervisor.messages.values import Values
+from geminga.workers.messages import values
+from geminga.workers.messages.message import Message
+from geminga.workers.messages.values import Values
 
 S = api.Schema
 DEFINITION = {"type": "record", "name": "Outer", "namespace": "a.b", "fields": [
@@ -117,15 +117,15 @@ def test_a_version_is_asked_for_once_and_told_once_if_it_does_not_fit():
 
     async def ask(topic, version):
         asked.append((topic, version))
-        return None if version == b"2" else S(name="s", type=S.Avro, schema_data=b'"int"' if version == b"1" else b"?")
+        return None if version == b"2" else S(name="s", type=S.Avro, schema_data=b"?" if version == b"3" else b'"int"')
 
     messages = [message(payload, version) for version in (b"1", b"2", b"3", None)
                 for payload in (long(5), b"\x80", b"\x80")]
     decoded = Values(ask)
     asyncio.run(decoded.decode(messages))
     topic = "persistent://public/default/t"
-    assert asked == [(topic, version) for version in (b"1", b"2", b"3")]
-    assert [one.value for one in messages if one.has_value] == [5]
+    assert asked == [(topic, version) for version in (b"1", b"2", b"3", b"")]      # the newest, where none is named
+    assert [one.value for one in messages if one.has_value] == [5, 5]
     assert len(decoded.complaints) == 2
     assert decoded.complaints[0] == "1:2 does not fit version 49 of its schema: it is cut"
     assert "version 51 of the schema" in decoded.complaints[1] and "cannot be used" in decoded.complaints[1]

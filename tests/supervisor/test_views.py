@@ -11,7 +11,6 @@ from ..harness import eventually, partitioned_topic, request
 
 pytestmark = pytest.mark.slow
 OWN_OPTIONS = "--owners", "2", "--workers", "2"
-WAIT_S = 60
 NAMESPACE = "public/default"
 PREFIX = f"persistent://{NAMESPACE}/"
 
@@ -34,7 +33,7 @@ def ask(broker, path):
 
 def test_topics_of_all_owners_are_sorted_and_bounded(own):
     path = f"topics/{NAMESPACE}?match=t*&sort=backlog&limit=3"
-    told = eventually(lambda: one if (one := ask(own, path))["rows"][0]["backlog"] == 4 else None, WAIT_S)
+    told = eventually(lambda: one if (one := ask(own, path))["rows"][0]["backlog"] == 4 else None)
     assert [(row["topic"], row["backlog"]) for row in told["rows"]] == [(f"{PREFIX}t{n}", n) for n in (4, 3, 2)]
     assert (told["total"], told["more"], told["not_loaded"], told["owners_missing"]) == (5, True, 0, [])
     told = ask(own, f"topics/{NAMESPACE}?match=t*&sort=topic&reverse=true")
@@ -52,7 +51,7 @@ def test_a_partitioned_topic_has_a_row_for_each_partition(own, client):
     topic = partitioned_topic(own.http_url, 12)
     producer = client.create_producer(topic)
     rows = eventually(lambda: told if len(
-        told := ask(own, f"topics/{topic.replace('://', '/')}?sort=topic")["rows"]) == 12 else None, WAIT_S)
+        told := ask(own, f"topics/{topic.replace('://', '/')}?sort=topic")["rows"]) == 12 else None)
     assert {row["topic"] for row in rows} == {f"{topic}-partition-{n}" for n in range(12)}
     [row] = ask(own, f"clients/{topic.replace('://', '/')}")["rows"]
     assert (row["producers"], row["topics"]) == (12, 12), "the counts of both owners are added"
@@ -75,7 +74,7 @@ def test_a_topic_that_is_not_loaded_has_a_row_without_numbers(own):
     request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/unused")
     request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/t0/unload")
     told = eventually(lambda: one if (
-        one := ask(own, f"topics/{NAMESPACE}?match=t*&sort=backlog"))["not_loaded"] else None, WAIT_S)
+        one := ask(own, f"topics/{NAMESPACE}?match=t*&sort=backlog"))["not_loaded"] else None)
     assert told["rows"][-1]["topic"] == f"{PREFIX}t0" and told["rows"][-1]["backlog"] is None
     assert (told["total"], told["not_loaded"]) == (5, 1)
 
@@ -91,7 +90,7 @@ def test_status_and_the_list_count_topics_alike(own, client):
         told, listed = ask(own, "status")["topics"], ask(own, "topics?limit=0")
         return told, {"total": listed["total"], "loaded": listed["total"] - listed["not_loaded"]}
 
-    eventually(lambda: (one := counts())[0] == one[1] and one[0]["loaded"] >= 2, WAIT_S)
+    eventually(lambda: (one := counts())[0] == one[1] and one[0]["loaded"] >= 2)
     told, listed = counts()
     assert told == listed and told["total"] == len(ask(own, "topics?limit=1000")["rows"]) >= 5
     live.close()
@@ -115,7 +114,7 @@ def half_loaded(own, client):
     for number in (2, 7):
         client.create_producer(f"half-{number}").close()
     path = f"topics/{NAMESPACE}?match=half-*&state=loaded"
-    eventually(lambda: len(ask(own, path)["rows"]) == 2, WAIT_S)
+    eventually(lambda: len(ask(own, path)["rows"]) == 2)
 
 
 def test_windows_of_a_table_are_the_table(own, half_loaded):
@@ -151,8 +150,7 @@ def test_subscriptions_are_found_by_name_in_windows(own, client):
     for name in ("alpha-1", "alpha-2", "beta"):
         client.subscribe("named", name).close()
     path = f"subscriptions/{NAMESPACE}?match=named&sort=subscription"
-    told = eventually(lambda: one if (one := ask(own, f"{path}&subscription=alpha*&offset=1"))["total"] == 2 else None,
-                      WAIT_S)
+    told = eventually(lambda: one if (one := ask(own, f"{path}&subscription=alpha*&offset=1"))["total"] == 2 else None)
     assert [row["subscription"] for row in told["rows"]] == ["alpha-2"]
     assert ask(own, f"{path}&subscription={9 * '*'}").startswith("subscription has at most 256 characters")
 
@@ -165,7 +163,7 @@ def test_subscriptions_of_topics_that_are_not_loaded_are_known(own, client):
         request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/resting-{number}/unload")
     client.create_producer("resting-1").close()
     path = f"subscriptions/{NAMESPACE}?match=resting-*&sort=subscription"
-    told = eventually(lambda: one if (one := ask(own, path))["not_loaded"] == 2 else None, WAIT_S)
+    told = eventually(lambda: one if (one := ask(own, path))["not_loaded"] == 2 else None)
     assert [(row["subscription"], row["backlog"]) for row in told["rows"]] == [
         ("sleeper-0", None), ("sleeper-1", 0), ("sleeper-2", None)] and told["total"] == 3
     by_backlog = ask(own, path.replace("sort=subscription", "sort=backlog"))["rows"]
@@ -194,7 +192,7 @@ def test_rows_far_behind_the_first_ones_have_their_numbers(own):
     request("PUT", f"{own.http_url}{path}/partitions", b"420")
     assert request("GET", f"{own.http_url}{path}/partitioned-stats?perPartition=false")[0] == 200      # loads all
     table = f"topics/{NAMESPACE}?match=far-*&sort=subscriptions"
-    eventually(lambda: ask(own, table)["not_loaded"] == 0, WAIT_S)
+    eventually(lambda: ask(own, table)["not_loaded"] == 0)
     for order in ("", "&reverse=true", "&state=loaded"):
         rows = [row for offset in range(0, 500, 100) for row in ask(own, f"{table}{order}&offset={offset}")["rows"]]
         assert len(rows) == 420 and all(row["subscriptions"] == 0 and row["rate_in"] == 0 for row in rows)

@@ -9,7 +9,7 @@ import base64
 import json
 from typing import Any
 
-from ..harness import request, unique_topic
+from ..harness import path_of, request, unique_topic
 
 
 class Rest:
@@ -60,8 +60,3 @@ def schema(kind: str, definition: Any = None) -> str:
     """Return a schema as a body of REST produce names it."""
     text = "" if definition is None else json.dumps(definition)
     return json.dumps({"name": "", "type": kind, "schema": base64.b64encode(text.encode()).decode(), "properties": {}})
-
-
-def path_of(topic: str) -> str:
-    """Return a topic's full name as paths have it."""
-    return topic.replace("://", "/")

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-from ..harness import HANG_SECONDS
+from ..harness import HANG_SECONDS, path_of
 
 SECONDS = HANG_SECONDS
 QUIET_SECONDS = 0.5          # after which nothing is expected to come any more
@@ -175,8 +175,3 @@ class Sockets:
 
     def reader(self, topic: str, **parameters: Any) -> Socket:
         return self.open(f"/ws/v2/reader/{path_of(topic)}", **parameters)
-
-
-def path_of(topic: str) -> str:
-    """Return a topic's full name as the paths of the API have it."""
-    return topic.replace("://", "/")

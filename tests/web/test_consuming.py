@@ -7,8 +7,8 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
-from .sockets import Sockets, path_of
+from ..harness import eventually, partitioned_topic, path_of, request, unique_topic
+from .sockets import Sockets
 
 SOON = {"negativeAckRedeliveryDelay": "0"}
 
@@ -114,7 +114,8 @@ def test_what_is_not_acknowledged_in_time_comes_again_and_frees_the_window(socke
 def test_messages_of_a_batch_are_acknowledged_one_by_one(sockets, broker):
     topic = unique_topic()
     consumer = sockets.consumer(topic, "s")
-    publish(sockets, topic, b"0", b"1", b"2", batchingEnabled="true", batchingMaxPublishDelay="100")
+    publish(sockets, topic, b"0", b"1", b"2", batchingEnabled="true", batchingMaxMessages="3",
+            batchingMaxPublishDelay="60000")
     places = [consumer.message()["messageId"] for _ in range(3)]
     consumer.send(messageId=places[1])
     consumer.send(type="isEndOfTopic")
@@ -260,7 +261,8 @@ def test_several_topics_and_a_pattern_are_consumed_and_later_topics_join(sockets
 
 def test_readers_begin_behind_a_message_also_inside_a_batch(sockets):
     topic = unique_topic()
-    places = publish(sockets, topic, b"0", b"1", b"2", batchingEnabled="true", batchingMaxPublishDelay="100")
+    places = publish(sockets, topic, b"0", b"1", b"2", batchingEnabled="true", batchingMaxMessages="3",
+                     batchingMaxPublishDelay="60000")
     places += publish(sockets, topic, b"3", b"4")
     for number, place in enumerate(places[:4]):
         assert sockets.reader(topic, messageId=place).message()["data"] == b"%d" % (number + 1)

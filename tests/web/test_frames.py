@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.supervisor.web import frames
-from geminga.supervisor.web.frames import BINARY, CONTINUATION, PING, TEXT, TEXT_MAX, Message, Reader
+from geminga.workers.web import frames
+from geminga.workers.web.frames import BINARY, CONTINUATION, PING, TEXT, TEXT_MAX, Message, Reader
 
 
 def client_frame(opcode, payload, *, is_last=True, mask=b"\x01\x02\x03\x04"):

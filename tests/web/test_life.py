@@ -1,9 +1,14 @@
 """The process that serves WebSocket: killed, stopped, switched off; slow and strange clients."""
 import asyncio
 import base64
+import contextlib
+import os
 import resource
+import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -11,11 +16,13 @@ import psutil
 import pytest
 import uvloop
 
-from geminga.supervisor.web.connection import Connection
+from geminga.workers.http_messages.calls import index_of
+from geminga.workers.web.connection import Connection
 
 from ..console.browser import Browser, needs_browser
-from ..harness import eventually, request, unique_topic
-from .sockets import Closed, Sockets, path_of
+from ..harness import eventually, path_of, request, unique_topic
+from .rest import Rest
+from .sockets import Closed, Sockets
 
 KILOBYTE = base64.b64encode(b"x" * 768).decode()
 
@@ -38,11 +45,51 @@ def test_a_killed_process_is_started_again_and_clients_come_back(start_broker):
         assert consumer.code() == 1001
 
 
-def test_without_processes_the_doors_are_missing(tmp_path, start_broker):
+def test_the_process_is_started_by_the_first_client(start_broker):
+    """Until then it takes no memory, and the broker is ready without it."""
+    for is_plain in (True, False):
+        broker = start_broker()
+        assert request("GET", f"{broker.http_url}/ready") == (200, "ok") and broker.child("web") is None
+        if is_plain:
+            rest = Rest(broker.http_url)
+            assert rest.publish(rest.topic(), "x")
+        else:
+            with Sockets(broker.http_url) as sockets:
+                assert sockets.producer(unique_topic()).publish(b"x")
+        assert broker.child("web") and request("GET", f"{broker.http_url}/ready") == (200, "ok")
+
+
+def test_the_broker_goes_on_when_two_processes_are_called_for_the_first_time_at_once(start_broker, tmp_path):
+    (tmp_path / "geminga.toml").write_text("[http]\nweb_processes = 2\n")
+    broker = start_broker("--config", str(tmp_path / "geminga.toml"))
+    rest = Rest(broker.http_url)
+    topics = {index_of(topic, 2): topic for topic in (rest.topic() for _ in range(50))}
+    before = sockets_of(broker.child("admin"))
+    os.kill(broker.pid, signal.SIGSTOP)      # so that it sees both calls at the same time
+    with ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(rest.produce, topic, [{"payload": "x"}]) for topic in topics.values()]
+        # For each request one of the client's connection, and one of that to a web process.
+        eventually(lambda: len(sockets_of(broker.child("admin")) - before) >= 4)
+        os.kill(broker.pid, signal.SIGCONT)
+        assert len(topics) == 2 and [answer.result()[0] for answer in answers] == [200, 200]
+
+
+def sockets_of(pid):
+    """Return the inodes of a process's sockets."""
+    found = set()
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):      # it has just been closed
+            found.add(os.readlink(place))
+    return {each for each in found if each.startswith("socket:")}
+
+
+def test_without_processes_the_paths_are_missing(tmp_path, start_broker):
     (tmp_path / "broker.conf").write_text("webSocketServiceEnabled=false\n")
     broker = start_broker("--config", str(tmp_path / "broker.conf"))
     with Sockets(broker.http_url) as sockets:
         assert sockets.status(f"/ws/v2/producer/{path_of(unique_topic())}") == 404
+    rest = Rest(broker.http_url)
+    assert rest.produce(rest.topic(), [{"payload": "x"}])[0] == 404
     assert broker.child("web") is None
 
 
@@ -142,6 +189,7 @@ def test_in_a_crowd_websockets_share_connections_until_they_are_busy(start_broke
         return request("GET", f"{broker.http_url}/ops/v1/clients")[1].count("Geminga WebSocket")
 
     with Sockets(broker.http_url) as sockets:
+        sockets.consumer(topic, "s", subscriptionType="Shared").close()      # begins the process
         hard = resource.prlimit(broker.child("web"), resource.RLIMIT_NOFILE)[1]
         resource.prlimit(broker.child("web"), resource.RLIMIT_NOFILE, (120, hard))      # a quarter: 30 of their own
         quiet = [sockets.consumer(topic, "s", subscriptionType="Shared", receiverQueueSize="1") for _ in range(50)]

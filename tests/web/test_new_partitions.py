@@ -12,18 +12,18 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.unix_sockets import CLIENTS
-from geminga.supervisor.rest_messages.calls import RECEIVE, Call
-from geminga.supervisor.rest_messages.receiver import Receiver
-from geminga.supervisor.web import inner, session
-from geminga.supervisor.web.consumer import Consumer
-from geminga.supervisor.web.inner import Inner, Links
-from geminga.supervisor.web.parameters import consuming, message_id_of, producing, reading
-from geminga.supervisor.web.producer import Producer
-from geminga.supervisor.web.visits import CONSUMER, PRODUCER, READER, Visit
+from geminga.workers.http_messages.calls import RECEIVE, Call
+from geminga.workers.http_messages.receiver import Receiver
 from geminga.workers.identity.authentication import NOT_ASKED
+from geminga.workers.web import session, worker_links
+from geminga.workers.web.consumer import Consumer
+from geminga.workers.web.handovers import CONSUMER, PRODUCER, READER, Handover
+from geminga.workers.web.parameters import consuming, message_id_of, producing, reading
+from geminga.workers.web.producer import Producer
+from geminga.workers.web.worker_links import WorkerLink, WorkerLinks
 
-from ..harness import HANG_SECONDS, eventually, partitioned_topic, partitions_url, request
-from .rest import Rest, path_of
+from ..harness import HANG_SECONDS, eventually, partitioned_topic, partitions_url, path_of, request
+from .rest import Rest
 
 BROADLY = {"messageRoutingMode": "RoundRobinPartition"}
 
@@ -72,8 +72,8 @@ class Client:
             return await self.texts.get()
 
 
-def visit_of(kind, *topics):
-    return Visit(kind, topics, "", "s" if kind == CONSUMER else "", (), "", NOT_ASKED, "", b"")
+def handover_of(kind, *topics):
+    return Handover(kind, topics, "", "s" if kind == CONSUMER else "", (), "", NOT_ASKED, "", b"")
 
 
 @asynccontextmanager
@@ -81,8 +81,8 @@ async def opened(own, make, *topics, kind=CONSUMER, links=None, **parameters):
     """Yield an open session and its client.  links: its connections, which others may share."""
     client = Client()
     read = {CONSUMER: consuming, PRODUCER: producing, READER: reading}[kind]
-    links = links or Links(own.data_dir / CLIENTS, Lease())
-    made = make(visit_of(kind, *topics), links, client, read(parameters))
+    links = links or WorkerLinks(own.data_dir / CLIENTS, Lease())
+    made = make(handover_of(kind, *topics), links, client, read(parameters))
     await made.open()
     try:
         yield made, client
@@ -157,7 +157,7 @@ def test_messages_of_new_partitions_are_acknowledged_and_need_permits(own, rest,
 
 def test_a_partition_that_is_refused_keeps_nothing_else_from_its_messages(own, rest, topic, monkeypatch):
     """It is tried again, and the session goes on meanwhile."""
-    tried, ask = [], Inner.ask
+    tried, ask = [], WorkerLink.ask
 
     async def refusing(self, question):
         if getattr(question, "topic", "").endswith("-partition-1") and hasattr(question, "subscription"):
@@ -166,7 +166,7 @@ def test_a_partition_that_is_refused_keeps_nothing_else_from_its_messages(own, r
         return await ask(self, question)
 
     async def run():
-        monkeypatch.setattr(Inner, "ask", refusing)
+        monkeypatch.setattr(WorkerLink, "ask", refusing)
         async with opened(own, Consumer, topic) as (_, client):
             await asyncio.to_thread(enlarge, own, topic, 3)
             await asyncio.to_thread(publish, rest, topic, 2, "two")
@@ -203,11 +203,11 @@ def test_a_client_that_has_unsubscribed_gets_no_new_partitions(own, topic):
 @pytest.mark.parametrize("is_open", [False, True], ids=["handshake", "look"])
 def test_a_client_that_goes_while_it_subscribes_leaves_the_subscription_free(own, topic, monkeypatch, is_open):
     """Also on a connection that goes on because other sessions share it."""
-    monkeypatch.setattr(inner, "_OWN_PART", 1 << 30)      # so that all connections are shared
-    partition, ask = f"{topic}-partition-{int(is_open)}", Inner.ask
+    monkeypatch.setattr(worker_links, "_OWN_PART", 1 << 30)      # so that all connections are shared
+    partition, ask = f"{topic}-partition-{int(is_open)}", WorkerLink.ask
 
     async def run():
-        asked, links = asyncio.Event(), Links(own.data_dir / CLIENTS, Lease())
+        asked, links = asyncio.Event(), WorkerLinks(own.data_dir / CLIENTS, Lease())
 
         async def noting(self, question):
             if isinstance(question, api.CommandSubscribe) and question.topic == partition:
@@ -215,8 +215,8 @@ def test_a_client_that_goes_while_it_subscribes_leaves_the_subscription_free(own
             return await ask(self, question)
 
         async with opened(own, Consumer, f"{topic}-other", links=links):
-            monkeypatch.setattr(Inner, "ask", noting)
-            consumer = Consumer(visit_of(CONSUMER, topic), links, Client(), consuming({}))
+            monkeypatch.setattr(WorkerLink, "ask", noting)
+            consumer = Consumer(handover_of(CONSUMER, topic), links, Client(), consuming({}))
             opening = asyncio.create_task(consumer.open())
             if is_open:
                 await opening
@@ -239,7 +239,7 @@ def test_a_producer_publishes_to_new_partitions(own, rest, topic):
 
 
 def test_a_producer_tries_a_partition_that_is_refused_again_and_goes_on_meanwhile(own, topic, monkeypatch):
-    tried, ask = [], Inner.ask
+    tried, ask = [], WorkerLink.ask
 
     async def refusing(self, question):
         if isinstance(question, api.CommandProducer) and question.topic.endswith("-partition-1"):
@@ -249,7 +249,7 @@ def test_a_producer_tries_a_partition_that_is_refused_again_and_goes_on_meanwhil
         return await ask(self, question)
 
     async def run():
-        monkeypatch.setattr(Inner, "ask", refusing)
+        monkeypatch.setattr(WorkerLink, "ask", refusing)
         async with opened(own, Producer, topic, kind=PRODUCER, **BROADLY) as (producer, client):
             await asyncio.to_thread(enlarge, own, topic, 2)
             await published_to(producer, client, {0, 1})
@@ -260,7 +260,8 @@ def test_a_producer_tries_a_partition_that_is_refused_again_and_goes_on_meanwhil
 def test_a_consumer_over_plain_http_gets_new_partitions_while_calls_wait(own, rest, topic):
     async def run():
         call = Call(RECEIVE, topic, -1, "s", (), NOT_ASKED, is_stream=False, last_event="")
-        receiver = Receiver(call, consuming({"subscriptionType": "Shared"}), Links(own.data_dir / CLIENTS, Lease()))
+        links = WorkerLinks(own.data_dir / CLIENTS, Lease())
+        receiver = Receiver(call, consuming({"subscriptionType": "Shared"}), links)
         await receiver.open()
         waiting = asyncio.create_task(receiver.take(10, HANG_SECONDS))
         await asyncio.to_thread(enlarge, own, topic, 2)

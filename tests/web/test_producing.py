@@ -7,8 +7,7 @@ import urllib.request
 import pulsar
 import pytest
 
-from ..harness import HANG_MS, partitioned_topic, request, unique_topic
-from .sockets import path_of
+from ..harness import HANG_MS, partitioned_topic, path_of, request, unique_topic
 
 
 def test_a_message_comes_with_all_that_was_said(sockets):
@@ -45,6 +44,7 @@ def test_a_wrong_text_has_its_error_and_the_connection_stays(sockets, text, numb
     ({"payload": None}, "send-error:7"), ({"payload": "!"}, "send-error:7"), ({"payload": True}, "ok"),
     ({"payload": "eA==", "eventTime": 5}, "send-error:7"), ({"payload": "eA==", "key": 5}, "ok"),
     ({"payload": ["eA=="]}, "send-error:3"), ({"payload": "eA==", "properties": 5}, "send-error:3"),
+    ({"payload": "eA==", "properties": []}, "send-error:3"),
     ({"payload": "eA==", "uncompressedMessageSize": "x"}, "send-error:3"),
     ({"payload": "eA==", "uncompressedMessageSize": "7"}, "ok"),
     ({"payload": "eA==", "compressionType": {}}, "send-error:3"),
@@ -61,7 +61,7 @@ def test_an_answer_has_the_context_unless_a_field_has_no_type_of_its_own(sockets
 def test_a_message_says_to_which_clusters_it_goes(sockets, broker):
     """Messages that go to other clusters than those before them do not join these in an entry."""
     topic = unique_topic()
-    producer = sockets.producer(topic, batchingEnabled="true", batchingMaxPublishDelay="200")
+    producer = sockets.producer(topic, batchingEnabled="true", batchingMaxPublishDelay="2000")
     sockets.consumer(topic, "s")
     for clusters in (["far", "near"], ["far", "near"], ["__local__"], []):
         producer.send(payload="eA==", replicationClusters=clusters)

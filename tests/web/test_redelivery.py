@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.web.consumer import Consumer
-from geminga.supervisor.web.parameters import consuming
-from geminga.supervisor.web.subscribing import Topic
-from geminga.supervisor.web.visits import CONSUMER
+from geminga.workers.web.consumer import Consumer
+from geminga.workers.web.handovers import CONSUMER
+from geminga.workers.web.parameters import consuming
+from geminga.workers.web.subscribing import Topic
 
 EARLY_S = 0.0004      # by which timers of uvloop, which count whole milliseconds, may come
 
@@ -46,9 +46,9 @@ class Played(Consumer):
     """A consumer of one topic, whose redeliveries are noted with their time."""
 
     def __init__(self, clock, kind):
-        visit = SimpleNamespace(kind=CONSUMER, topics=("t",), subscription="s", pattern="")
+        handover = SimpleNamespace(kind=CONSUMER, topics=("t",), subscription="s", pattern="")
         parameters = consuming({"subscriptionType": kind, "negativeAckRedeliveryDelay": "200"})
-        super().__init__(visit, None, SimpleNamespace(), parameters)
+        super().__init__(handover, None, SimpleNamespace(), parameters)
         self.clock, self.again = clock, []
 
     def _redeliver(self, topic, positions):

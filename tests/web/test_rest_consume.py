@@ -3,15 +3,14 @@ import json
 import socket
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from urllib.parse import quote, urlsplit
 
 import psutil
 import pytest
 
-from ..harness import eventually, guarded_broker, partitioned_topic, unique_topic
-from .rest import Rest, path_of, schema
+from ..harness import Stopwatch, eventually, guarded_broker, partitioned_topic, path_of, unique_topic
+from .rest import Rest, schema
 from .sockets import Sockets
 
 SECONDS = 30
@@ -151,11 +150,11 @@ def test_a_call_waits_until_a_message_comes(rest):
     found = []
     waiting = threading.Thread(target=lambda: found.extend(take(rest, topic, wait=SECONDS)))
     waiting.start()
-    eventually(lambda: consumers(rest, topic) == 1, SECONDS)
-    began = time.monotonic()
+    eventually(lambda: consumers(rest, topic) == 1)
+    watch = Stopwatch()
     rest.publish(topic, "now")
     waiting.join()
-    assert [one["payload"] for one in found] == ["now"] and time.monotonic() - began < SECONDS / 2
+    assert [one["payload"] for one in found] == ["now"] and watch.seconds() < SECONDS / 2
 
 
 def test_a_new_subscription_begins_where_the_call_says(rest):
@@ -227,7 +226,7 @@ def test_everything_up_to_a_message_is_acknowledged_at_once(rest):
 
 def test_messages_of_a_batch_are_acknowledged_one_by_one(rest, sockets):
     topic = subscribed(rest)
-    producer = sockets.producer(topic, batchingEnabled="true", batchingMaxPublishDelay="200")
+    producer = sockets.producer(topic, batchingEnabled="true", batchingMaxMessages="3", batchingMaxPublishDelay="60000")
     for payload in ("MA==", "MQ==", "Mg=="):
         producer.send(payload=payload)
     for _ in range(3):
@@ -259,12 +258,12 @@ def test_ids_stay_good_when_the_consumer_that_had_them_is_gone(start_broker):
     rest = Rest(broker.http_url)
     topic = subscribed(rest, None, "x")
     [one] = take(rest, topic)
-    broker.wait_replaced("web", 0, broker.kill("web"), SECONDS)
+    broker.wait_replaced("web", 0, broker.kill("web"))
     ack(rest, topic, one)
     assert backlog(rest, topic) == 0
     topic = subscribed(rest, None, *"ab")
     found = take_all(rest, topic, 2, subscriptionType="Failover")
-    broker.wait_replaced("web", 0, broker.kill("web"), SECONDS)
+    broker.wait_replaced("web", 0, broker.kill("web"))
     ack(rest, topic, more="?subscriptionType=Failover", upTo=found[1]["messageId"])
     assert backlog(rest, topic) == 0
 
@@ -276,7 +275,7 @@ def test_a_message_that_failed_too_often_goes_to_another_topic(rest):
         assert one["redeliveryCount"] == count
         nack(rest, topic, one)
     assert take(rest, topic, maxRedeliverCount=1, wait=1) == []
-    eventually(lambda: backlog(rest, topic) == 0, SECONDS)
+    eventually(lambda: backlog(rest, topic) == 0)
     assert [row["payload"] for row in rest.stored(f"{topic}-s-DLQ")] == ["x"]
 
 
@@ -284,7 +283,7 @@ def test_the_end_of_a_terminated_topic_is_told(rest):
     topic = subscribed(rest, None, "last")
     rest.ask("POST", f"/admin/v2/{path_of(topic)}/terminate")
     ack(rest, topic, *take_all(rest, topic, 1))
-    assert eventually(lambda: rest.ask("POST", f"{place_of(topic)}?wait=0")[1].get("endOfTopic"), SECONDS)
+    assert eventually(lambda: rest.ask("POST", f"{place_of(topic)}?wait=0")[1].get("endOfTopic"))
 
 
 @pytest.mark.slow
@@ -292,7 +291,7 @@ def test_unused_consumers_end_and_what_they_had_taken_in_advance_is_free(rest, s
     topic = subscribed(rest)
     assert take(rest, topic, wait=0) == [] and consumers(rest, topic) == 1      # it has permits left
     rest.publish(topic, "x")
-    eventually(lambda: consumers(rest, topic) == 0, SECONDS)
+    eventually(lambda: consumers(rest, topic) == 0)
     assert sockets.consumer(topic, "s").data(1) == [b"x"]
 
 
@@ -301,7 +300,7 @@ def test_a_consumer_whose_messages_are_out_stays_until_they_are_acknowledged(res
     topic, unused = subscribed(rest, None, "x"), subscribed(rest)
     [one] = take(rest, topic, ackTimeoutMillis=600_000)
     assert take(rest, unused, wait=0) == []
-    eventually(lambda: consumers(rest, unused) == 0, SECONDS)
+    eventually(lambda: consumers(rest, unused) == 0)
     assert consumers(rest, topic) == 1
     ack(rest, topic, one)
 
@@ -312,7 +311,7 @@ def test_other_parameters_need_that_no_call_waits(rest):
     waiting.start()
     # A consumer has permits once the call waits; before that another call may still replace the consumer.
     eventually(lambda: [one["availablePermits"] > 0 for one in rest.ask(
-        "GET", f"/admin/v2/{path_of(topic)}/stats")[1]["subscriptions"]["s"]["consumers"]] == [True], SECONDS)
+        "GET", f"/admin/v2/{path_of(topic)}/stats")[1]["subscriptions"]["s"]["consumers"]] == [True])
     assert rest.ask("POST", f"{place_of(topic)}?subscriptionType=Exclusive")[0] == 409
     rest.publish(topic, "x")
     waiting.join()
@@ -347,7 +346,7 @@ def test_a_stream_that_comes_back_goes_on_behind_its_last_event(rest):
 def test_a_stream_and_calls_share_a_subscription(rest):
     topic = subscribed(rest)
     with curl(rest, topic) as stream:
-        eventually(lambda: consumers(rest, topic) == 1, SECONDS)
+        eventually(lambda: consumers(rest, topic) == 1)
         rest.publish(topic, "x")
         assert json.loads(event(stream)["data"])["payload"] == "x"
         assert take(rest, topic, wait=0) == [] and consumers(rest, topic) == 1
@@ -373,7 +372,7 @@ def test_a_client_that_hangs_up_gives_its_place_to_the_next(rest):
         with socket.create_connection((where.hostname, where.port), SECONDS) as link:
             link.sendall(f"GET {place_of(topic)}?wait=60 HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
     with curl(rest, topic) as stream:
-        eventually(lambda: consumers(rest, topic) == 1, SECONDS)
+        eventually(lambda: consumers(rest, topic) == 1)
         stream.kill()
     rest.publish(topic, "x")
     assert [one["payload"] for one in take_all(rest, topic, 1)] == ["x"]
@@ -535,11 +534,11 @@ def test_every_message_comes_before_it_is_gone_whatever_is_killed(start_broker):
         while rest.produce(topic, [{"payload": payload} for payload in published[-20:]])[0] != 200:
             pass
         if number in (5, 15):
-            broker.wait_replaced("web", 0, broker.kill("web"), SECONDS)
+            broker.wait_replaced("web", 0, broker.kill("web"))
         if number == 10:
-            broker.wait_replaced("owner", 0, broker.kill("owner", 0), SECONDS)
+            broker.wait_replaced("owner", 0, broker.kill("owner", 0))
     try:
-        eventually(lambda: set(published) <= seen and backlog(rest, topic) == 0, SECONDS)
+        eventually(lambda: set(published) <= seen and backlog(rest, topic) == 0)
     finally:
         is_over.set()
         for thread in threads:

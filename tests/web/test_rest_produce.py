@@ -12,10 +12,18 @@ from urllib.parse import urlsplit
 import pulsar
 import pytest
 
-from geminga.supervisor.pulsar_client import key_hashing
+from geminga.workers.pulsar_client import key_hashing
 
-from ..harness import eventually, guarded_broker, messages_of, partitioned_topic, unique_topic
-from .rest import Rest, path_of, schema
+from ..harness import (
+    LOAD_PAUSE_SECONDS,
+    eventually,
+    guarded_broker,
+    messages_of,
+    partitioned_topic,
+    path_of,
+    unique_topic,
+)
+from .rest import Rest, schema
 
 RECORD = {"type": "record", "name": "Order", "fields": [
     {"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}]}
@@ -253,6 +261,7 @@ def test_a_name_publishes_to_a_topic_and_to_its_partitions_by_each_path(rest, br
     (b'{"messages":[{"payload":"a","key":[]}]}', 400, "key"),
     (b'{"messages":[{"payload":"a","key":"\\ud800"}]}', 400, "key"),
     (b'{"messages":[{"payload":"a","properties":[1]}]}', 400, "properties"),
+    (b'{"messages":[{"payload":"a","properties":[]}]}', 400, "properties"),
     (b'{"messages":[{"payload":"a","properties":{"x":null}}]}', 400, "properties.x"),
     (b'{"messages":[{"payload":"a","eventTime":"soon"}]}', 400, "eventTime"),
     (b'{"messages":[{"payload":"a","eventTime":-1}]}', 400, "eventTime"),
@@ -386,7 +395,7 @@ def test_what_was_answered_is_stored_whatever_is_killed(start_broker, tmp_path, 
 
     def publish(topic):
         number = 0
-        while not is_over.is_set():
+        while not is_over.wait(LOAD_PAUSE_SECONDS):
             status, answer = rest.produce(topic, [{"payload": f"{number}.{part}"} for part in range(5)])
             if status == 200:
                 answered[topic] += [f"{number}.{part}" for part, one in enumerate(answer["messagePublishResults"])
@@ -413,12 +422,6 @@ def test_what_was_answered_is_stored_whatever_is_killed(start_broker, tmp_path, 
         assert set(answered[topic]) <= set(stored)
         once = list(dict.fromkeys(payload for payload in stored if payload in set(answered[topic])))
         assert once == answered[topic]      # in their order
-
-
-def test_without_web_processes_the_paths_are_missing(tmp_path, start_broker):
-    (tmp_path / "geminga.toml").write_text("[http]\nweb_processes = 0\n")
-    rest = Rest(start_broker("--config", str(tmp_path / "geminga.toml")).http_url)
-    assert rest.produce(rest.topic(), [{"payload": "x"}])[0] == 404
 
 
 def test_rest_and_clients_read_each_others_messages(rest, broker):

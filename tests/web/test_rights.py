@@ -7,8 +7,8 @@ import jwt
 import pytest
 import trustme
 
-from ..harness import Broker, eventually, request, unique_topic
-from .sockets import Sockets, path_of
+from ..harness import Broker, eventually, path_of, request, unique_topic
+from .sockets import Sockets
 
 KEY = b"a secret key of thirty-two bytes"
 CONFIG = """

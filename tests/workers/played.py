@@ -19,18 +19,18 @@ from types import SimpleNamespace
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.open_topics.decisions import Outbox
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.routing import owner_of
-from geminga.storage.topics.decisions import Outbox
 from geminga.workers.addresses import Addresses
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.commands import HANDLERS
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.schemas import SchemaThread
 from geminga.workers.identity.authentication import Authenticator
-from geminga.workers.identity.authorization import Decision
+from geminga.workers.identity.authorization import Authorization, Decision
 from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.options import WorkerOptions
 from geminga.workers.owners import links, waiting
@@ -81,7 +81,7 @@ class PlayedLink:
         self.said.append(("send in a transaction", producer, connection, row, entry))
         self.sent += len(entry)
 
-    def acks(self, rows, words) -> None:
+    def acks(self, rows, words=()) -> None:
         self.said.append(("acks", list(rows), [word for word, in struct.iter_unpack("<Q", b"".join(words))]))
 
     def many_acks(self, rows) -> None:
@@ -266,6 +266,8 @@ class PlayedRights:
 
     def decide(self, identity, action, resource, subscription="") -> Decision:
         return Decision(self.allows(identity, action, resource), "")
+
+    decide_resolved = Authorization.decide_resolved
 
 
 class PlayedWorker:

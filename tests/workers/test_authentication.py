@@ -304,6 +304,14 @@ def test_a_key_is_where_it_is_said_to_be(tmp_path, form):
     assert role(asking(secret_keys=(where,)), GOOD) == "who"
 
 
+def test_the_text_of_a_key_may_begin_as_a_path_does():
+    """One key of 64 does.  The text of 32 bytes ends in "=", as hardly a path does."""
+    key = b"\xfe" * 32
+    where = base64.b64encode(key).decode()
+    assert where.startswith("/") and where.endswith("=")
+    assert role(asking(secret_keys=(where,)), token({"sub": "who"}, key, "HS256")) == "who"
+
+
 @pytest.mark.parametrize("options, said", [
     ({"secret_keys": ("{folder}/absent",)},
      "authentication.secret_keys cannot be read: {folder}/absent: No such file or directory"),

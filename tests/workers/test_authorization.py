@@ -248,7 +248,7 @@ def test_a_command_without_its_right_is_answered_with_its_own_error(kind):
     command = api.BaseCommand(type=kind, **{TABLE[kind].field: request})
     refused = responses.refusal(command, api.AuthorizationError, "no")
     (_, _), (_, answer) = api.BaseCommand.FromString(refused[8:]).ListFields()
-    assert isinstance(answer, TABLE[kind].error) and answer.request_id == 1
+    assert isinstance(answer, TABLE[kind].error) and getattr(answer, TABLE[kind].id_field) == 1
     assert api.AuthorizationError in [value for _, value in answer.ListFields()]
 
 
@@ -274,3 +274,51 @@ def test_decisions_that_are_remembered_are_bounded(made, catalogue, monkeypatch)
         assert not authorization.allows(Identity(f"role {number}"), PRODUCE, TOPIC)
         assert authorization.allows(Identity("admin"), PRODUCE, TOPIC)
         assert len(authorization._decided) <= 11
+
+
+# -- groups
+
+@pytest.mark.parametrize(("scope", "policy", "value"), [
+    ("acme/eu", "permissions", {"writers": [PRODUCE]}), (str(TOPIC), "permissions", {"writers": [CONSUME]}),
+    ("acme", "adminRoles", ["writers"])])
+def test_a_role_has_the_rights_of_its_groups(made, catalogue, scope, policy, value):
+    catalogue.policies.set(scope, policy, value)
+
+    def rights(role: str, *groups: str):
+        identity = Identity(role, groups=groups)
+        return {pair for pair in EVERYTHING if made().allows(identity, *pair)}
+    assert rights("joe", "others", "writers") == rights("writers") != set()
+    assert rights("joe", "others") == rights("joe") == set()
+
+
+def test_a_group_may_be_a_super_user_and_one_that_replicates(made, catalogue):
+    assert made().allows(Identity("joe", groups=("admin",)), ADMINISTER, "")
+    catalogue.policies.set("acme/eu", "permissions", {"joe": [PRODUCE]})
+    authorization = made(replicator_roles=("clusters",))
+    assert authorization.allows(Identity("joe", groups=("clusters",)), REPLICATE, TOPIC)
+    assert not authorization.allows(Identity("joe", groups=("others",)), REPLICATE, TOPIC)
+
+
+def test_the_same_role_in_other_groups_is_decided_anew(made, catalogue):
+    catalogue.policies.set("acme/eu", "permissions", {"writers": [PRODUCE], "w*": [CONSUME]})
+    authorization = made(wildcards=True)
+    for groups, is_allowed in ((), False), (("writers",), True), ((), False), (("w",), False), (("", "x"), False):
+        assert authorization.allows(Identity("joe", groups=groups), PRODUCE, TOPIC) == is_allowed
+    assert authorization.allows(Identity("joe", groups=("w",)), CONSUME, TOPIC)
+
+
+def test_subscriptions_of_a_group(made, catalogue):
+    catalogue.policies.set("acme/eu", "permissions", {"joe": [CONSUME]})
+    catalogue.policies.set("acme/eu", "subscriptionPermissions", {"billing": ["readers"]})
+    assert made().allows(Identity("joe", groups=("readers",)), CONSUME, TOPIC, "billing")
+    decision = made().decide(Identity("joe", groups=("others",)), CONSUME, TOPIC, "billing")
+    assert not decision.is_allowed and decision.why.endswith("is for other roles than 'joe' with its groups")
+
+
+def test_a_proxy_needs_the_right_by_its_own_name(made, catalogue):
+    """The groups are of the role on whose behalf it asks."""
+    catalogue.policies.set("acme/eu", "permissions", {"writers": [PRODUCE]})
+    identity = Identity("joe", proxy="proxy", groups=("writers",))
+    assert not made().allows(identity, PRODUCE, TOPIC)
+    catalogue.policies.set("acme/eu", "permissions", {"writers": [PRODUCE], "proxy": [PRODUCE]})
+    assert made().allows(identity, PRODUCE, TOPIC)

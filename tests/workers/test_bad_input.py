@@ -92,12 +92,13 @@ def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
 
 
 def test_strangers_are_not_heard(peer):
-    """FLOW, ACK and redelivery for a consumer that does not exist are ignored; the connection goes on."""
+    """FLOW and redelivery for a consumer that does not exist are ignored, an ACK is refused; the connection goes on."""
     peer.say(command(T.FLOW, consumer_id=77, messagePermits=5)
              + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual,
                        message_id=[api.MessageIdData(ledgerId=1, entryId=1)],
                        request_id=1)
              + command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=77))
+    assert peer.hear().ackResponse.error == api.ConsumerNotFound
     assert peer.ask(T.PING).type == T.PONG
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.acks import EntryAck
 from geminga.proto.connection import Send, Sends
 from geminga.workers.clients import commands, pending_requests, replies, routes, stream
 from geminga.workers.clients.client import Client
@@ -506,6 +507,31 @@ def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
     assert client.told() == [("CLOSE_CONSUMER", 4), ("ERROR", 9, api.ServiceNotReady)]
 
 
+def ack(request_id, count):
+    ids = [api.MessageIdData(ledgerId=3, entryId=number) for number in range(count)]
+    return command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=ids, request_id=request_id)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_acknowledgement_that_its_owner_has_not_answered_is_refused_when_it_ends(worker, client, count):
+    open_on(worker, client, CONSUMER)
+    client.say(ack(5, count), ack(6, count))
+    worker.owners[0].replies(client, responses.ack_response(1, 5), request_id=5)
+    [answer] = client.hear()
+    assert answer.ackResponse.request_id == 5 and not answer.ackResponse.HasField("error")
+    worker.owners[0].gone()
+    assert client.told() == [("CLOSE_CONSUMER", 1), ("ACK_RESPONSE", 6, api.ServiceNotReady)]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_acknowledgements_that_are_not_answered_are_bounded(worker, client, monkeypatch, count):
+    monkeypatch.setattr(pending_requests, "_PENDING_MAX", 2)
+    open_on(worker, client, CONSUMER)
+    client.say(ack(5, count), ack(6, count), ack(7, count))
+    assert client.told() == [("ACK_RESPONSE", 7, api.TooManyRequests)]
+    assert sum(len(rows) for _, rows, _ in worker.owners[0].heard()) == 2 * count
+
+
 def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch):
     """Closing is possible beyond the bound: a client's unwanted consumers must not stay."""
     monkeypatch.setattr(pending_requests, "_PENDING_MAX", 2)
@@ -829,7 +855,17 @@ def test_what_is_said_of_a_consumer_that_is_not_there_goes_nowhere(worker, clien
                command(T.SEEK, consumer_id=2, request_id=8),
                command(T.CONSUMER_STATS, consumer_id=2, request_id=9))
     assert worker.owners[0].heard() == worker.owners[1].heard() == []
-    assert [heard.type for heard in client.hear()] == [T.ERROR, T.CONSUMER_STATS_RESPONSE]
+    heard = client.hear()
+    assert [one.type for one in heard] == [*[T.ACK_RESPONSE] * 4, T.ERROR, T.CONSUMER_STATS_RESPONSE]
+    assert [(one.ackResponse.consumer_id, one.ackResponse.request_id, one.ackResponse.error) for one in heard[:4]] == [
+        (consumer_id, 7, api.ConsumerNotFound) for consumer_id in (1, 1, 2, 2)]
+
+
+def test_acknowledgements_of_a_consumer_that_is_not_there_are_ignored_if_nobody_waits_for_an_answer(worker, client):
+    for count in (1, 2, 100):
+        ids = [api.MessageIdData(ledgerId=3, entryId=number) for number in range(count)]
+        client.say(command(T.ACK, consumer_id=2, ack_type=api.CommandAck.Individual, message_id=ids))
+    assert client.hear() == worker.owners[0].heard() == worker.owners[1].heard() == []
 
 
 def test_no_permits_break_the_protocol(worker, client):
@@ -1287,14 +1323,18 @@ def test_every_owner_hears_of_the_end_of_one_that_discovers(worker, discovering)
 
 # -- unexpected errors
 
+def ack_of_one(**fields):
+    return command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual,
+                   message_id=[api.MessageIdData(ledgerId=1, entryId=1)], **fields)
+
+
 def surprise(*_, **__):
     raise RuntimeError("surprise")
 
 
 @pytest.mark.parametrize("name, say", [
     (T.PING, lambda worker: [PING]), (Send, lambda worker: [send()]), (Sends, lambda worker: [send()] * 50),
-    (T.ACK, lambda worker: [command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual,
-                                     message_id=[api.MessageIdData(ledgerId=1, entryId=1)])]),
+    (T.ACK, lambda worker: [ack_of_one(request_id=1)]), (EntryAck, lambda worker: [ack_of_one()]),
     ("forward", lambda worker: [producer(worker.topic(0), 9, 9)]),
     ("_open", lambda worker: [producer(worker.topic(0), 9, 9)]),
 ])

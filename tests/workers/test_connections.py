@@ -17,9 +17,11 @@ def enter(table, number, address="10.0.0.1:1"):
 
 def test_a_connection_is_listed_from_its_begin_to_its_end(table):
     row = enter(table, 7)
-    assert table.read() == ([Connection(3, 7, 1_007, "pulsar", "10.0.0.1:1", None, "", "")], 0)
+    assert table.read() == ([Connection(3, 7, 1_007, "pulsar", "10.0.0.1:1", None, "", "", False)], 0)
     table.welcome(row, 21, "lib 1", "ops")
-    assert table.read() == ([Connection(3, 7, 1_007, "pulsar", "10.0.0.1:1", 21, "lib 1", "ops")], 0)
+    assert table.read() == ([Connection(3, 7, 1_007, "pulsar", "10.0.0.1:1", 21, "lib 1", "ops", False)], 0)
+    table.watches_layouts(row)
+    assert table.read()[0][0].has_layouts
     assert table.has("10.0.0.1:1") and not table.has("10.0.0.1:11") and not table.has("")
     table.leave(row)
     assert table.read() == ([], 0) and not table.has("10.0.0.1:1")
@@ -28,9 +30,10 @@ def test_a_connection_is_listed_from_its_begin_to_its_end(table):
 def test_the_next_connection_in_a_row_has_nothing_of_the_one_before(table):
     row = enter(table, 7)
     table.welcome(row, 21, "lib 1", "ops")
+    table.watches_layouts(row)
     table.leave(row)
     assert enter(table, 8, "10.0.0.2:2") == row
-    assert table.read()[0] == [Connection(3, 8, 1_008, "pulsar", "10.0.0.2:2", None, "", "")]
+    assert table.read()[0] == [Connection(3, 8, 1_008, "pulsar", "10.0.0.2:2", None, "", "", False)]
 
 
 def test_more_connections_than_rows_are_counted(table, monkeypatch):

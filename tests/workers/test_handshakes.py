@@ -306,3 +306,97 @@ def test_an_answer_without_anything_is_wrong(made):
     client = connect(made, Client(), data=token())
     made.response(client, api.CommandAuthResponse())
     assert client.errors == ["Failed to authenticate"] and client.is_closed
+
+
+# -- keys of issuers
+
+class Fetch:
+    """A fetch of an issuer's keys that ends when it is told to."""
+
+    def __init__(self):
+        self.callbacks, self.is_cancelled, self.is_over = [], False, False
+        self.add_done_callback = self.callbacks.append
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def end(self) -> None:
+        self.is_over = True
+        for callback in self.callbacks:
+            callback(self)
+
+
+@pytest.fixture
+def fetch(made, monkeypatch):
+    """A fetch that every token waits for until it has ended."""
+    fetch = Fetch()
+    monkeypatch.setattr(made._authenticator._methods["token"], "fetching",
+                        lambda data: None if fetch.is_over else fetch)
+    return fetch
+
+
+def test_a_token_of_a_key_that_is_not_known_waits_and_others_do_not(made, fetch):
+    waiting, wrong = connect(made, Client(), data=token()), connect(made, Client(), data=b"wrong")
+    assert waiting.identity is None and not waiting.is_reading and not waiting.heard and not wrong.heard
+    assert connect(made, Client(), "none").errors == ["Failed to authenticate"]
+    fetch.end()
+    assert waiting.identity.role == "joe" and waiting.is_reading
+    assert wrong.errors == ["Failed to authenticate"]
+
+
+def test_a_proxy_and_its_client_may_wait_for_two_issuers(loop, monkeypatch):
+    made = making(loop, original_authentication=True)
+    fetches = {token("proxy"): Fetch(), token("joe"): Fetch()}
+    monkeypatch.setattr(made._authenticator._methods["token"], "fetching",
+                        lambda data: None if fetches[data].is_over else fetches[data])
+    client = connect(made, Client(), data=token("proxy"), original_principal="joe", original_auth_method="token",
+                     original_auth_data=token("joe").decode())
+    fetches[token("proxy")].end()
+    assert client.identity is None and not client.heard
+    fetches[token("joe")].end()
+    assert (client.identity.role, client.identity.proxy) == ("joe", "proxy")
+
+
+def test_a_client_that_left_while_it_waited_is_not_welcomed(made, fetch):
+    client = connect(made, Client(), data=token())
+    client.close()
+    fetch.end()
+    assert client.identity is None
+
+
+def test_a_fetch_that_is_given_up_at_the_end_welcomes_nobody(made, fetch):
+    client = connect(made, Client(), data=token())
+    fetch.is_cancelled = True
+    fetch.end()
+    assert client.identity is None and not client.heard
+
+
+def test_a_client_that_answered_is_not_dropped_while_its_token_waits(made, loop, clock, monkeypatch):
+    fetch, waits = Fetch(), []
+    monkeypatch.setattr(made._authenticator._methods["token"], "fetching",
+                        lambda data: fetch if waits and not fetch.is_over else None)
+    client = connect(made, Client(), data=token(exp=int(clock.now) + 10))
+    clock.now += 20
+    loop.pass_(60)
+    assert client.is_challenged
+    waits.append(True)
+    refreshed(made, client, token(exp=int(clock.now) + 1000))
+    loop.pass_(60)
+    assert not client.is_closed
+    fetch.end()
+    loop.pass_(120)
+    assert not client.is_closed and client.identity.expires_s == int(clock.now) + 1000
+
+
+def test_of_many_answers_of_a_client_one_waits(made, loop, monkeypatch):
+    """They come unasked, as fast as the client sends, while an issuer answers slowly."""
+    fetch, waits = Fetch(), []
+    monkeypatch.setattr(made._authenticator._methods["token"], "fetching",
+                        lambda data: fetch if waits and not fetch.is_over else None)
+    client = connect(made, Client(), data=token())
+    waits.append(True)
+    for _ in range(100):
+        refreshed(made, client, token())
+    assert len(fetch.callbacks) == 1
+    fetch.end()
+    assert not client.is_closed and not made._fetching

@@ -313,6 +313,22 @@ def test_what_is_asked_about_a_consumer_that_waits_is_answered(worker, is_up):
     assert not crowd.transport.is_closed
 
 
+@both
+def test_no_command_overtakes_those_that_wait(worker, monkeypatch, kind):
+    """Even when the owner has room already, and the queue has not been handed on yet."""
+    crowd, witness = come(worker, 200, kind), worker.client()
+    asked(worker.owners[0])
+    monkeypatch.setattr(waiting_commands, "_RELEASE_SECONDS", 0)
+    looks(worker.owners[0])
+    crowd.say(kind.make(worker.topic(0), 201, 201))
+    witness.say(kind.make(worker.topic(0), 5_001, 1))
+    assert asked(worker.owners[0]) == []
+    monkeypatch.setattr(waiting_commands, "_RELEASE_SECONDS", 60)
+    worker.turn()
+    rest = asked_till_the_end(worker.owners[0])
+    assert rest[-1] == 201 and rest[1] == 5_001
+
+
 # -- schemas
 
 @both

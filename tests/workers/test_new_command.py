@@ -1,6 +1,6 @@
 """The recipe for a command in docs/contributing.md, followed: one row, one function, and clients get their answers.
 
-The new command is one of a later protocol, which the broker does not take.  It is added while a real worker and a real
+The new command is one that the broker has.  It is taken away first, then added anew while a real worker and a real
 owner run, which hand each other their own envelopes.
 """
 import re
@@ -13,6 +13,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import CONSUME, TABLE, Answerer, Command
 from geminga.proto.errors import Refusal
 from geminga.storage.commands import requests
+from geminga.storage.open_topics.decisions import Decisions
+from geminga.workers.clients import commands
 
 from ..proto.client_frames import T, command
 from ..storage.rig import WORKER, Rig
@@ -65,6 +67,13 @@ def rights():
     return PlayedRights()
 
 
+@pytest.fixture(autouse=True)
+def _without(monkeypatch):
+    """Take the command away."""
+    for table in (TABLE, requests.COMMANDS, commands.COMMANDS):
+        monkeypatch.delitem(table, NEW)
+
+
 @pytest.fixture
 def broker(tmp_path, monkeypatch, rights):
     found = Broker(tmp_path, monkeypatch, rights)
@@ -79,12 +88,12 @@ def taken(monkeypatch):
                                             right=CONSUME, denial="Client is not authorized to take its part"))
 
     @requests.carries_out(NEW)
-    def take_part(owner, session, request: api.CommandScalableTopicSubscribe) -> None:
+    def take_part(decisions: Decisions, session, request: api.CommandScalableTopicSubscribe) -> None:
         if request.consumer_name == "none":
             raise Refusal(api.ConsumerAssignError, "There is no part left")
         assignment = api.ScalableConsumerAssignment(layout_epoch=len(session.consumers))
         answer = api.CommandScalableTopicSubscribeResponse(request_id=request.request_id, assignment=assignment)
-        owner.outbox(session.worker).reply(
+        decisions.outbox(session.worker).reply(
             session.connection, responses.frame_of(answer), request_id=request.request_id)
 
     yield

@@ -85,8 +85,6 @@ class Typed:
         return status, json.loads(text) if text else None
 
 
-Open = Callable[..., Typed]
-
 
 @pytest.fixture
 def opened(broker):
@@ -386,19 +384,6 @@ def test_clients_that_bring_different_ones_at_once_get_different_versions(opened
     assert sorted(found) == list(range(6))
     for at, version in enumerate(found):
         assert f'"f{at}"'.encode() in ones[0].get(number(version))[2]
-
-
-def test_schemas_outlast_the_broker(start_broker):
-    broker: Broker = start_broker()
-    one = Typed(broker, "persistent://public/default/kept")
-    assert [one.produce(*avro(A)), one.produce(*avro(A, B_DEFAULT))] == [0, 1]
-    broker.kill_supervisor()
-    one.close()
-    broker.start()
-    again = Typed(broker, one.topic)
-    assert [again.get(number(0)), again.get()] == [(0, *avro(A)), (1, *avro(A, B_DEFAULT))]
-    assert again.produce(*avro(A)) == 0 and isinstance(again.produce(*avro(B)), str)
-    again.close()
 
 
 # -- over HTTP

@@ -79,7 +79,8 @@ def test_a_hash_is_the_one_that_clients_compute():
     ("persistent://{}ab.*", ["abc", "abd", *PARTITIONS]), ("{}ab.*", ["abc", "abd", *PARTITIONS]),
     ("^persistent://{}ab.$", ["abc", "abd", *PARTITIONS]), ("^{}abc$", ["abc"]), ("non-persistent://{}abc", ["abc"]),
     ("{}abp", PARTITIONS), ("{}abp-partition-.*", []), ("{}ab", []), ("{}AB.", []), ("ab.*", []), ("", []),
-    ("{}x.z|{}abc", ["abc", "xyz"]), ("{}__own", ["__own"]),
+    ("{}x.z|{}abc", ["abc", "xyz"]), ("persistent://{}x.z|persistent://{}abc", ["abc", "xyz"]),
+    (r"\Qpersistent://{}abc\E", ["abc"]), (r"^\Qpersistent://{}a.c\E", []), ("{}__own", ["__own"]),
 ])
 def test_a_pattern_is_matched_by_the_whole_name_without_scheme_and_partition(broker, peer, prefix, pattern, chosen):
     create(broker, *(f"persistent://{prefix}{name}" for name in ("abd", "abc", "xyz", "__own")))

@@ -285,7 +285,7 @@ def test_an_ack_in_a_transaction_that_nobody_can_have_begun_is_refused(worker, c
     client.say(ack(4, of=of))
     assert client.told() == [("ACK_RESPONSE", 7, api.TransactionNotFound)]
     client.say(ack(4, of=of, request_id=None), ack(4, consumer_id=2))      # no answer is asked for; nobody's consumer
-    assert client.told() == [] and worker.owners[0].heard() == []
+    assert client.told() == [("ACK_RESPONSE", 7, api.ConsumerNotFound)] and worker.owners[0].heard() == []
 
 
 def test_an_ack_is_refused_when_its_owner_ends_before_the_answer(worker, client):

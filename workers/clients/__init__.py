@@ -8,6 +8,8 @@
     messages.py           SEND, ACK, FLOW -> owners; receipts -> the client
     commands.py           all other commands, answered or passed on
     transactions.py       commands about transactions
+    sealed_producers.py   its producers of sealed segments, which it closes itself
+    registrations.py      its stream consumers, which owners keep; stream_consumers.py, the commands about them
     forwarding.py         commands -> owners
     replies.py            owners' answers, and the end of an owner
     delivery_queue.py     entries to be written to it

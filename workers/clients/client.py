@@ -21,17 +21,22 @@ from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker
 from geminga.workers.clients.pending_requests import PendingRequests
 from geminga.workers.clients.rights import Rights
 from geminga.workers.clients.routes import Route, Routes
+from geminga.workers.clients.sealed_producers import SealedProducers
 from geminga.workers.clients.stream import Handlers, Stream, StreamWorker
 from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.layouts import Layouts
+from geminga.workers.directory.namespace_watches import NamespaceWatches
 from geminga.workers.directory.schemas import SchemaChecks
 from geminga.workers.directory.watchers import Watchers
 from geminga.workers.identity.authentication import LOCAL, Identity
+from geminga.workers.identity.authorization import Right
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.owners.links import OwnerLink, OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
 from geminga.workers.ports.gate import ClientAddress
 
 if TYPE_CHECKING:
+    from geminga.workers.clients.registrations import StreamConsumer
     from geminga.workers.directory.patterns import Pattern
 
 _VERSION_MAX = 200               # characters of the client's own name for its library that are kept
@@ -62,6 +67,12 @@ class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
     def schema_checks(self) -> SchemaChecks: ...
     @property
     def watchers(self) -> Watchers: ...
+    @property
+    def layouts(self) -> Layouts: ...
+    @property
+    def namespace_watches(self) -> NamespaceWatches: ...
+    @property
+    def sealed_producers(self) -> SealedProducers: ...
     def next_connection(self) -> int: ...
     def opened(self, client: "Client") -> None: ...
     def welcomed(self, client: "Client") -> None: ...
@@ -86,6 +97,7 @@ class Client:
         self.place, self.refusal = -1, ""          # among the connections that are counted; why it is one too many
         self.row: int | None = None                # in the table of connections; None: one too many
         self.routes = Routes()
+        self.stream_consumers: dict[int, StreamConsumer] = {}      # by the ids of their registrations
         self.requests = PendingRequests(worker.counters)
         self.deliveries = DeliveryQueue(worker, self.stream, self.routes)
         self.identity: Identity | None = None      # None: CONNECT has not succeeded yet
@@ -160,6 +172,11 @@ class Client:
         self.worker.owners.schedule_flush()
 
     def write_deliveries(self) -> None:
+        """Write what has waited for the client to read."""
+        for consumer in self.stream_consumers.values():
+            if consumer.unwritten:
+                self.stream.tell(consumer.unwritten)
+                consumer.unwritten = b""
         self.deliveries.write()
 
     @property
@@ -228,6 +245,20 @@ class Client:
         kind = envelope.PRODUCER_EXPELLED if is_producer else envelope.CONSUMER_EXPELLED
         link.command(self.number, self.protocol_version, b"%d %d" % (object_id, handle), kind)
         self.worker.owners.schedule_flush()
+
+    def rights_of_stream_consumers(self) -> list[tuple[int, Right]]:
+        """Return the ids of the client's stream consumers, each with the right that the client must have."""
+        return [(consumer_id, consumer.right) for consumer_id, consumer in self.stream_consumers.items()]
+
+    def expel_stream_consumer(self, consumer_id: int) -> None:
+        """End the registration of a stream consumer."""
+        consumer = self.stream_consumers.pop(consumer_id)
+        if consumer.withdraw is not None:
+            consumer.withdraw()
+            self.stream.write(responses.refusal(consumer.command, api.ServiceNotReady, "Told to go; try again"))
+        if consumer.link is not None:
+            consumer.link.command(self.number, self.protocol_version, b"%d" % consumer_id, envelope.STREAM_EXPELLED)
+            self.worker.owners.schedule_flush()
 
     def close_producers(self) -> None:
         """Close all producers for a drain: SENDs that have come are answered, later ones are ignored."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import EntryAcks
+from geminga.proto.acks import EntryAck, EntryAcks
 from geminga.proto.commands import TABLE, Answerer, T, request_of, requested_id
 from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends, SendsInTransaction
 from geminga.proto.errors import Refusal
+from geminga.proto.layouts import MANAGED
 from geminga.storage.errors import StorageFull
-from geminga.workers.clients import messages, transactions
+from geminga.workers.clients import messages, stream_consumers, transactions
 from geminga.workers.clients.client import Client, stopping
 from geminga.workers.clients.forwarding import forward
 from geminga.workers.clients.rights import right_of
@@ -85,10 +86,6 @@ def _answer(client: Client, command: api.BaseCommand) -> None:
     client.stream.write(_ANSWERS[command.type](client, request_of(command)))
 
 
-def _partition_metadata(client: Client, request: api.CommandPartitionedTopicMetadata) -> bytes:
-    return requests.partition_metadata(client.worker.directory, request)
-
-
 def _get_schema(client: Client, request: api.CommandGetSchema) -> bytes:
     began = time.perf_counter()
     try:
@@ -97,22 +94,31 @@ def _get_schema(client: Client, request: api.CommandGetSchema) -> bytes:
         client.worker.counters.observe("schema_get", time.perf_counter() - began)
 
 
-def _list_topics(client: Client, request: api.CommandGetTopicsOfNamespace) -> bytes:
-    return client.worker.watchers.list_topics(client, request)
-
-
-def _watch(client: Client, request: api.CommandWatchTopicList) -> bytes:
-    return client.worker.watchers.watch(client, request)
-
-
-def _close_watcher(client: Client, request: api.CommandWatchTopicListClose) -> bytes:
-    return client.worker.watchers.close(client, request)
-
-
 _ANSWERS: dict[int, Callable[[Client, Any], bytes]] = {
-    T.PARTITIONED_METADATA: _partition_metadata, T.GET_SCHEMA: _get_schema, T.GET_TOPICS_OF_NAMESPACE: _list_topics,
-    T.WATCH_TOPIC_LIST: _watch, T.WATCH_TOPIC_LIST_CLOSE: _close_watcher,
+    T.PARTITIONED_METADATA: lambda client, request: requests.partition_metadata(client.worker.directory, request),
+    T.GET_SCHEMA: _get_schema,
+    T.GET_TOPICS_OF_NAMESPACE: lambda client, request: client.worker.watchers.list_topics(client, request),
+    T.WATCH_TOPIC_LIST: lambda client, request: client.worker.watchers.watch(client, request),
+    T.WATCH_TOPIC_LIST_CLOSE: lambda client, request: client.worker.watchers.close(client, request),
+    T.SCALABLE_TOPIC_LOOKUP: lambda client, request: client.worker.layouts.watch(client, request),
+    T.WATCH_SCALABLE_TOPICS: lambda client, request: client.worker.namespace_watches.watch(client, request),
+    T.WATCH_TC_ASSIGNMENTS: transactions.watch,
 }
+
+
+def _close_layout(client: Client, command: api.BaseCommand) -> None:
+    client.worker.counters.add("commands")
+    client.worker.layouts.close(client, command.scalableTopicClose.session_id)
+
+
+def _close_namespace_watch(client: Client, command: api.BaseCommand) -> None:
+    client.worker.counters.add("commands")
+    client.worker.namespace_watches.close(client, command.watchScalableTopicsClose.watch_id)
+
+
+def _count(client: Client, command: api.BaseCommand) -> None:
+    """Count a command that closes a watch for which the worker keeps no state."""
+    client.worker.counters.add("commands")
 
 
 def _lookup(client: Client, command: api.BaseCommand) -> None:
@@ -140,6 +146,7 @@ def _get_or_create_schema(client: Client, command: api.BaseCommand) -> None:
     client.worker.counters.add("commands")
     request = command.getOrCreateSchema
     topic = client.worker.directory.catalogue.topics.named(request.topic)
+    client.worker.directory.refuse_made_up(topic)
     client.worker.schema_checks.begin(client, command, topic,
                                       schemas.get_or_create(request, topic, client.worker.counters))
 
@@ -164,7 +171,8 @@ def _open_producer(client: Client, command: api.BaseCommand, *, is_checked: bool
 
 
 def _subscribe(client: Client, command: api.BaseCommand, *, is_checked: bool = False) -> None:
-    _open(client, command, command.subscribe, command.subscribe.consumer_id, is_producer=False, is_checked=is_checked)
+    request = command.subscribe
+    _open(client, command, request, request.consumer_id, is_producer=False, is_checked=is_checked)
 
 
 def _open(client: Client, command: api.BaseCommand, request: Opening, object_id: int, *, is_producer: bool,
@@ -180,23 +188,25 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
         raise stopping()
     link = withdraw = None
     topic = names.parse(request.topic)
+    worker.directory.refuse_unusable(topic)
     is_valid = is_checked or (route is not None and route.is_valid)
     if not is_checked and not schemas.is_settled(worker.directory.catalogue, topic, request, is_valid=is_valid):
         withdraw = worker.schema_checks.begin(client, command, topic,
                                               schemas.settle(request, topic, worker.counters))
-    elif (link := worker.owners.with_room(topic)) is None:
+    elif (link := worker.owners.with_room(topic, has_waited=route is not None and not is_checked)) is None:
         withdraw = worker.waiting.wait(client, topic, command)
     if route is None:
         route = Route(None, object_id, is_producer, request=(topic, command), request_id=request.request_id,
                       right=right_of(command.type, request))
         if isinstance(request, api.CommandProducer):
             route.is_replicator = names.source_cluster(request.producer_name) is not None
+            route.follows_layout = topic.is_segment or any(pair.key == MANAGED for pair in request.metadata)
         routes.add(route)
     route.link, route.withdraw, route.is_valid = link, withdraw, is_valid
     if link is not None:
         since = link.sent
         forward(client, link, command, request)
-        worker.owners.queue_of(topic).asked(link, since)
+        worker.owners.queue_of(topic).asked(since, link.sent)
 
 
 def _open_again(client: Client, route: Route, request: Opening) -> None:
@@ -213,7 +223,8 @@ def _open_again(client: Client, route: Route, request: Opening) -> None:
 
 def _close_producer(client: Client, command: api.BaseCommand) -> None:
     request = command.close_producer
-    _close(client, command, request, client.routes.close(request.producer_id, is_producer=True))
+    if not client.worker.sealed_producers.closed(client, request.producer_id, request.request_id):
+        _close(client, command, request, client.routes.close(request.producer_id, is_producer=True))
 
 
 def _close_consumer(client: Client, command: api.BaseCommand) -> None:
@@ -251,6 +262,9 @@ COMMANDS: dict[int, Handler] = {
     **dict.fromkeys(_ANSWERS, _answer), T.LOOKUP: _lookup, T.GET_OR_CREATE_SCHEMA: _get_or_create_schema,
     T.PRODUCER: _open_producer, T.CLOSE_PRODUCER: _close_producer,
     T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer, T.FLOW: messages.flow, T.ACK: messages.acknowledge,
+    T.SCALABLE_TOPIC_CLOSE: _close_layout, T.SCALABLE_TOPIC_SUBSCRIBE: stream_consumers.register,
+    T.SCALABLE_TOPIC_UNSUBSCRIBE: stream_consumers.unregister,
+    T.WATCH_SCALABLE_TOPICS_CLOSE: _close_namespace_watch, T.WATCH_TC_ASSIGNMENTS_CLOSE: _count,
     T.TC_CLIENT_CONNECT_REQUEST: transactions.connect, T.NEW_TXN: transactions.begin, T.END_TXN: transactions.end,
     T.END_TXN_ON_PARTITION: transactions.refuse_brokers, T.END_TXN_ON_SUBSCRIPTION: transactions.refuse_brokers,
 }
@@ -258,6 +272,7 @@ _FORWARDS = {Answerer.CONSUMER: _ask_about_consumer, Answerer.COORDINATOR: trans
 HANDLERS: Handlers = {
     Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send,
     SendInTransaction: messages.publish_one_in_transaction, SendsInTransaction: messages.publish_in_transaction,
+    EntryAck: messages.acknowledge_one,
     EntryAcks: messages.acknowledge_many,
     api.BaseCommand: handle,
 }

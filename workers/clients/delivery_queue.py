@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope
-from geminga.proto.deliveries import Delivery
+from geminga.proto.deliveries import Delivery, words_of
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.clients import egress
 from geminga.workers.clients.egress import LedgerGone, Ledgers
@@ -157,7 +157,7 @@ class DeliveryQueue:
             run.first += count
         else:
             assert run.words is not None
-            run.words = run.words[int(run.picked["words"][:count].sum()):]
+            run.words = run.words[int(words_of(run.picked[:count]).sum()):]
             run.picked = run.picked[count:]
         run.count -= count
         if not run.count:
@@ -182,7 +182,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
     picked, words = _picked(run, len(rows))
     while is_left is not None:      # space may be given back while frames are copied
         link.flow(run.route.handle, int(rows["messages"][~is_left].sum()))
-        words = words[np.repeat(is_left, picked["words"].astype(np.int64))]
+        words = words[np.repeat(is_left, words_of(picked))]
         picked, rows = picked[is_left], rows[is_left]
         frames = delivery.picked_frames(picked, words, rows, data) if len(rows) else []
         is_left = egress.still_there(rows, data)
@@ -194,7 +194,7 @@ def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
     if run.picked is not None:
         assert run.words is not None
         picked = run.picked[:count]
-        return picked, run.words[:int(picked["words"].sum())]
+        return picked, run.words[:int(words_of(picked).sum())]
     picked = np.zeros(count, envelope.LISTED_ENTRY)
     picked["entry_id"] = np.arange(run.first, run.first + count)
     return picked, np.zeros(0, np.uint64)

@@ -4,24 +4,22 @@ Rows get the owner's handle here, and gather in the link to that owner until the
 """
 import struct
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import WORDS_MAX, EntryAcks
+from geminga.proto.acks import WORDS_MAX, EntryAck, EntryAcks
 from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends, SendsInTransaction
 from geminga.proto.errors import ProtocolError
 from geminga.proto.sends import PRODUCER_ID, SEQUENCE_ID, choose
 from geminga.workers.clients import transactions
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.routes import Route
-from geminga.workers.clients.stream import Stream
 from geminga.workers.owners.links import OwnerLink
 
-_CUMULATIVE = api.CommandAck.Cumulative
+_ACK, _CUMULATIVE = api.BaseCommand.ACK, api.CommandAck.Cumulative
 _DAMAGED_MAX = 100               # messages of one ACK that its client could not read; their owner is told of no more
 
 
@@ -118,14 +116,7 @@ def _end_replicator(client: Client, route: Route, refused: SendRefused) -> None:
     client.worker.owners.schedule_flush()
 
 
-class Publisher(Protocol):
-    """The parts of a client that receipts use."""
-
-    @property
-    def stream(self) -> Stream: ...
-
-
-def write_receipts(clients: Mapping[int, Publisher], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def write_receipts(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
     """Write SEND_RECEIPTs for the entries that an owner has stored: rows (n,) RECEIPT_ROW."""
     for connection, frames in deliveries.receipts(rows):
         client = clients.get(connection)
@@ -147,17 +138,30 @@ def flow(client: Client, command: api.BaseCommand) -> None:
         client.worker.owners.schedule_flush()
 
 
+def acknowledge_one(client: Client, ack: EntryAck) -> None:
+    """Forward the acknowledgement of one entry, or of all up to it, to the consumer's owner."""
+    route = client.routes.consuming(ack.consumer_id)
+    if route is not None:
+        link = route.link
+        assert link is not None
+        flags = envelope.CUMULATIVE if ack.is_cumulative else 0
+        link.acks([(route.handle, ack.ledger_id, ack.entry_id, 0, flags, 0)])
+        client.worker.owners.flush_acks_soon(link)
+
+
 def acknowledge_many(client: Client, acks: EntryAcks) -> None:
     """Forward acknowledgements of whole entries, decoded as arrays, to the consumer's owner."""
     route = client.routes.consuming(acks.consumer_id)
     if route is None:
-        return
+        return _refuse_ack(client, acks.consumer_id, acks.request_id)
     rows = np.zeros(len(acks.ledger_ids), envelope.ACK_ROW)
     rows["consumer"], rows["ledger_id"], rows["entry_id"] = route.handle, acks.ledger_ids, acks.entry_ids
     if acks.request_id is not None:
         rows["request_id"][-1], rows["flags"][-1] = acks.request_id, envelope.WANTS_RESPONSE
     link = route.link
     assert link is not None
+    if acks.request_id is not None and not _awaits(client, link, acks.consumer_id, acks.request_id):
+        return
     link.many_acks(rows)
     if acks.request_id is None:
         client.worker.owners.flush_acks_soon(link)
@@ -170,7 +174,8 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
     request = command.ack
     route = client.routes.consuming(request.consumer_id)
     if route is None:
-        return
+        request_id = request.request_id if request.HasField("request_id") else None
+        return _refuse_ack(client, request.consumer_id, request_id)
     link = route.link
     assert link is not None
     if request.txnid_most_bits or request.txnid_least_bits:
@@ -187,11 +192,32 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
     if not request.HasField("request_id"):
         link.acks(rows, words)
         return client.worker.owners.flush_acks_soon(link)
+    if not _awaits(client, link, request.consumer_id, request.request_id):
+        return
     if not rows:
         rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
     rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, rows[-1][5])
     link.acks(rows, words)
     client.worker.owners.schedule_flush(link)
+
+
+def _awaits(client: Client, link: OwnerLink, consumer_id: int, request_id: int) -> bool:
+    """Record that a client waits for the answer to an ACK, so that it gets one if the owner ends first.
+
+    Returns False, and refuses the ACK, if the client has too many requests without answers.
+    """
+    if client.requests.is_full:
+        client.stream.write(responses.refusal_by_ids(_ACK, request_id, (consumer_id,), api.TooManyRequests,
+                                                     "Too many requests are not answered yet"))
+        return False
+    client.requests.add(link, request_id, _ACK, (consumer_id,))
+    return True
+
+
+def _refuse_ack(client: Client, consumer_id: int, request_id: int | None) -> None:
+    """Refuse an ACK of a consumer that was just closed, by an unload for example, if its client waits for an answer."""
+    if request_id is not None:
+        client.stream.write(responses.ack_refused(consumer_id, request_id))
 
 
 def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[bytes]]:

@@ -11,14 +11,14 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import TABLE, Answerer
 from geminga.proto.errors import Refusal
 from geminga.proto.frames import NO_REQUEST
-from geminga.workers.clients import commands
+from geminga.workers.clients import commands, stream_consumers
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.routes import Route
 from geminga.workers.failures import attempt
 from geminga.workers.owners.links import OwnerLink
 
 _READY = envelope.PRODUCER_READY, envelope.CONSUMER_READY
-_GONE = envelope.PRODUCER_GONE, envelope.CONSUMER_GONE
+_GONE = envelope.PRODUCER_GONE, envelope.PRODUCER_SEALED, envelope.CONSUMER_GONE
 
 
 def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
@@ -52,10 +52,12 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
         else:
             route.partition = partition
     elif action in _GONE:
-        is_producer = action == envelope.PRODUCER_GONE
+        is_producer = action != envelope.CONSUMER_GONE
         ended = client.routes.ended(link, object_id, handle, request_id, is_producer=is_producer)
         if ended is None and request_id == NO_REQUEST:
             return      # the client has closed it meanwhile, and may have used the id again
+        if action == envelope.PRODUCER_SEALED and ended is not None and ended.follows_layout:
+            return client.worker.sealed_producers.leave(client, object_id, data)
     elif action == envelope.CONSUMER_EPOCH and (consumer := client.routes.by_handle.get((link, object_id))) is not None:
         consumer.epoch = handle
     elif action == envelope.PAUSE_READING:
@@ -68,6 +70,10 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
         if link not in client.probed_by:
             client.probed_by.append(link)
         data = responses.PING
+    elif action == envelope.STREAM_REGISTERED:
+        stream_consumers.registered(client, link, object_id)
+    elif action == envelope.STREAM_ASSIGNED:
+        return stream_consumers.assigned(client, link, object_id, data)
     elif action == envelope.END:
         return client.stream.close()
     if data:
@@ -98,6 +104,7 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
     client.probed_by = [probing for probing in client.probed_by if probing is not link]
     client.stream.unthrottle(link)
     client.introduced.discard(link)
+    stream_consumers.owner_gone(client, link)
     for kind, request_id, ids, withheld in client.requests.owner_gone(link):
         row = TABLE[kind]
         if withheld is not None:

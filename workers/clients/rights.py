@@ -24,6 +24,7 @@ from geminga.workers.identity.authorization import (
     REPLICATE,
     Authorization,
     Decision,
+    Resource,
     Right,
     tenant_of,
 )
@@ -31,15 +32,24 @@ from geminga.workers.owners.links import OwnerLink
 
 _LOOK_SECONDS = 0.1            # between two looks at the catalogue; a change of rights waits for one
 _AGAIN_SECONDS = 0.005         # between looks for producers and consumers that were told to go and have not gone
+_SUBSCRIBING = T.SUBSCRIBE, T.SCALABLE_TOPIC_SUBSCRIBE
+# Commands by which clients of Pulsar 5 get a scalable topic under the name of a regular one.
+_RESOLVED = T.LOOKUP, T.SCALABLE_TOPIC_LOOKUP, T.SCALABLE_TOPIC_SUBSCRIBE
 
 
-class Client(Protocol):
-    """The parts of a client that authorization uses."""
+class Holder(Protocol):
+    """The part of a client that has rights."""
 
     identity: Identity | None
 
+
+class Client(Holder, Protocol):
+    """The parts of a client that authorization uses."""
+
     @property
     def routes(self) -> Routes: ...
+    def rights_of_stream_consumers(self) -> list[tuple[int, Right]]: ...
+    def expel_stream_consumer(self, consumer_id: int) -> None: ...
     def expel(self, link: OwnerLink, object_id: int, handle: int, *, is_producer: bool) -> None: ...
 
 
@@ -96,7 +106,10 @@ class Rights:
         if _is_free(kind, right):
             return None
         assert client.identity is not None
-        decision = self._authorization.decide(client.identity, *right)
+        if kind in _RESOLVED:
+            decision = self._authorization.decide_resolved(client.identity, right, self._worker.directory.hiding)
+        else:
+            decision = self._authorization.decide(client.identity, *right)
         if decision.is_allowed and kind == T.PRODUCER and request.initial_subscription_name:
             return self._authorization.decide(client.identity, CONSUME, right.resource,
                                               request.initial_subscription_name)
@@ -108,6 +121,11 @@ class Rights:
     def is_superuser(self, client: Client) -> bool:
         """Whether the client may do everything, as only super users and the broker itself may."""
         return client.identity is not None and self._authorization.allows(client.identity, ADMINISTER, "")
+
+    def may(self, client: Holder, action: str, resource: Resource, subscription: str = "") -> bool:
+        """Whether the client has a right."""
+        return client.identity is not None \
+            and self._authorization.allows(client.identity, action, resource, subscription)
 
     # -- after rights have changed
 
@@ -145,6 +163,9 @@ class Rights:
         for client in self._worker.all_clients():
             # Routes whose producer or consumer is being opened count too.  Commands that wait in this worker are
             # checked when they are carried out.
+            for consumer_id, right in client.rights_of_stream_consumers():
+                if not self.may(client, *right):
+                    client.expel_stream_consumer(consumer_id)
             lost += sum(route.link is not None and not self.keeps(client, route) for route in client.routes.all())
         return not lost
 
@@ -165,7 +186,7 @@ def right_of(kind: int, request: Any) -> Right:
     topic = names.parse(request.topic)
     if kind == T.PRODUCER and names.source_cluster(request.producer_name) is not None:
         return Right(REPLICATE, topic)
-    return Right(row.right, topic, request.subscription if kind == T.SUBSCRIBE else "")
+    return Right(row.right, topic, request.subscription if kind in _SUBSCRIBING else "")
 
 
 def _is_free(kind: int, right: Right) -> bool:

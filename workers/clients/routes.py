@@ -44,6 +44,7 @@ class Route:
     right: Right | None = None                   # that its client must have; None where authorization is off
     is_expelled: bool = False                    # the owner was told to end it
     is_replicator: bool = False                  # the producer of another cluster's replicator
+    follows_layout: bool = False                 # a producer that its client closes when its segment is sealed
 
     def __repr__(self) -> str:
         kind = "producer" if self.is_producer else "consumer"
@@ -62,6 +63,8 @@ class Routes:
         self.consumers: dict[int, Route] = {}
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers that their owners have made
         self._closed: dict[int, None] = {}      # producers that the broker has closed last: their SENDs are ignored
+        # Those of sealed segments that the client is about to close -> frames that it is told otherwise.
+        self.sealed: dict[int, bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Routes producers={len(self.producers)} consumers={len(self.consumers)} closed={len(self._closed)}>"
@@ -94,6 +97,7 @@ class Routes:
         self.of_kind(is_producer=route.is_producer)[route.object_id] = route
         if route.is_producer:
             self._closed.pop(route.object_id, None)
+            self.sealed.pop(route.object_id, None)
 
     def close(self, object_id: int, *, is_producer: bool) -> Route | None:
         """Remove the route of a producer or consumer that the client closes; returns the route, if there is one.

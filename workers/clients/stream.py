@@ -126,6 +126,12 @@ class Stream(asyncio.BufferedProtocol):
         return peer[0] if isinstance(peer, tuple) else "local"
 
     @property
+    def own_host(self) -> str:
+        """The address of this host to which the client has connected; "" for a Unix socket."""
+        name = self.transport.get_extra_info("sockname")
+        return name[0] if isinstance(name, tuple) else ""
+
+    @property
     def address(self) -> str:
         """The client's IP address and port."""
         peer = self._announced or self.transport.get_extra_info("peername")
@@ -158,12 +164,14 @@ class Stream(asyncio.BufferedProtocol):
             return memoryview(self._own)[self._filled:]
         buffer, size = self._worker.buffer, len(self._rest)
         buffer[:size] = self._rest
+        # Bytes behind a CONNECT are kept while its credentials are checked, so a stranger could have megabytes kept on
+        # each of its connections.
         room = self._worker.turns.room if self.connection.state == CONNECTED else FIRST_SIZE_MAX + 4
         return buffer[size:size + room]
 
     def buffer_updated(self, count: int) -> None:
         """Handle `count` bytes that were read into the buffer."""
-        self._worker.lease.keep()
+        self._worker.lease.keep()      # waits here, before anything is read, if a standby may have taken over
         self.was_heard = True
         if self._client.probed_by:
             self._client.answer_probes()
@@ -209,11 +217,11 @@ class Stream(asyncio.BufferedProtocol):
         taken, before, is_late, self._has_more = 0, -1, False, False
         until = time.monotonic() + _SLICE_SECONDS
         try:
-            while taken != before and self._is_reading and not is_late:
+            while before != taken < end and self._is_reading and not is_late:
                 before = taken
                 try:
                     taken = connection.receive(array, data, taken, end)
-                finally:
+                finally:      # frames before one that breaks the protocol are valid, and are answered
                     events, connection.events = connection.events, []
                     for event in events:
                         handlers[type(event)](client, event)
@@ -247,6 +255,7 @@ class Stream(asyncio.BufferedProtocol):
         if taken == end or self.transport.is_closing():
             return self.drop_input()
         held = end - taken
+        # The worker's buffer is overwritten by the next read, of any connection, so what is kept there is copied out.
         if is_late and self._is_reading and needed <= held:
             self._rest = data[taken:end] if data is not self._worker.buffer else memoryview(bytearray(data[taken:end]))
             self._is_waiting = True
@@ -313,6 +322,8 @@ class Stream(asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         """Read from the socket again, unless the stream is stopped, throttled, waiting for its turn or for owners."""
+        # Reasons not to read overlap, and each ends by itself.  All of them are asked here: whoever told the transport
+        # directly would end the others' reasons too.
         if not self._is_reading or self._is_waiting or self._throttled_by or self.transport.is_closing() \
                 or self._client.waits_for_owners:
             return

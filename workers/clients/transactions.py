@@ -25,6 +25,18 @@ def connect(client: Client, command: api.BaseCommand) -> None:
     client.stream.write(responses.transaction_coordinator_connected(request.request_id))
 
 
+def watch(client: Client, request: api.CommandWatchTcAssignments) -> bytes:
+    """Answer WATCH_TC_ASSIGNMENTS: all coordinators are here, and always will be, so no update follows.
+
+    Raises Refusal: transactions are switched off.
+    """
+    worker = client.worker
+    if not worker.options.transactions:
+        raise Refusal(api.NotAllowedError, DISABLED)
+    count, urls = min(worker.owners.count, names.COORDINATOR_MAX + 1), worker.directory.urls_at(client.stream.own_host)
+    return responses.coordinators(request.watch_id, count, *urls)
+
+
 def begin(client: Client, command: api.BaseCommand) -> None:
     """NEW_TXN: forward it to the coordinator that the client has chosen."""
     request = command.newTxn
@@ -65,7 +77,7 @@ def _coordinate(client: Client, command: api.BaseCommand, coordinator: int) -> N
 
 def _is_disabled(client: Client, request_id: int) -> bool:
     """Whether transactions are switched off; if so, answer the request with that, by ERROR as Pulsar does."""
-    if client.worker.options.transactions:
+    if client.worker.options.transactions or client.is_replicator:      # which moves dead letters in transactions
         return False
     client.worker.counters.add("commands")
     client.stream.write(responses.error(request_id, api.NotAllowedError, DISABLED))
@@ -90,7 +102,7 @@ def acknowledge(client: Client, link: OwnerLink, command: api.BaseCommand) -> No
     """ACK in a transaction: forward it to the consumer's owner, behind everything that came before it."""
     request = command.ack
     most, least = request.txnid_most_bits, request.txnid_least_bits
-    if not client.worker.options.transactions:
+    if not (client.worker.options.transactions or client.is_replicator):
         raise Refusal(api.NotAllowedError, DISABLED)
     if names.transaction(most, least) is None:
         raise _missing(most, least)

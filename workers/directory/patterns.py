@@ -2,6 +2,7 @@
 
 A pattern is matched against a topic's whole name without scheme and without -partition-N, as in Pulsar.
 """
+import re
 import struct
 import time
 from functools import lru_cache
@@ -17,6 +18,7 @@ _MEMORY_MAX = 1 << 20           # bytes of one compiled pattern with its cache
 PATTERNS_MAX = 256              # compiled at a time for all clients; above it, clients evaluate patterns themselves
 _SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU for one list: ten times the need of usual patterns
 _LOOK_EVERY = 64                # names between two looks at the clock
+_SCHEME = re.compile("(?:non-)?persistent://")
 _HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # RE2's words for a pattern that no dialect has
 
 
@@ -99,13 +101,12 @@ def _options() -> re2.Options:
 
 
 def _without_scheme(text: str) -> str:
-    scheme, separator, path = text.partition("://")
-    if not separator:
-        return text
-    anchor = "^" if scheme.startswith("^") else ""
-    if scheme.removeprefix("^") not in names.DOMAINS:
+    """Return a pattern without the schemes in it: behind an anchor, quoted, or one in each alternative."""
+    path = _SCHEME.sub("", text)
+    scheme, separator, _ = path.partition("://")
+    if separator:
         raise BrokenPattern(f"Does not support topic domain: {scheme}")
-    return anchor + path
+    return path
 
 
 def _why(path: str) -> BrokenPattern | ForeignPattern:

@@ -4,6 +4,9 @@
     credentials.py       what a client authenticates with, and the error for what is not accepted
     authentication.py    Credentials -> Identity, by the methods of the configuration
     tokens.py            JSON Web Tokens
+    keys.py              keys that check their signatures
+    issuers.py           keys of issuers of OpenID Connect: when they are fetched, and how long they are kept
+    issuer_documents.py  documents of an issuer, over HTTP
     basic.py             users and passwords
     certificates.py      TLS: contexts for listeners, certificates that change while they are used
     pem.py               certificates and keys in files

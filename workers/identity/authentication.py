@@ -5,11 +5,16 @@ itself whether the keys' files have changed.  An Authenticator has no sockets an
 and handshakes.py leads the handshake of the binary protocol.
 """
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.workers.identity.credentials import Credentials, NotAuthenticated
-from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
+from geminga.workers.identity.credentials import Credentials, NotAuthenticated, Proof
+from geminga.workers.identity.options import IdentityOptions
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from geminga.workers.identity.issuers import Issuer
 
 LOCAL = "local"      # method of clients that come by a socket in the data folder, see local.py
 
@@ -22,6 +27,7 @@ class Identity:
     method: str = ""      # "token", "basic", "tls", LOCAL; "": the anonymous role, or authentication is off
     expires_s: float | None = None     # when its credentials expire, in seconds since 1970; None: never
     proxy: str = ""                    # the role of the proxy that asks on behalf of `role`
+    groups: tuple[str, ...] = ()       # whose rights `role` has too
 
 
 NOT_ASKED = Identity(role="")
@@ -39,11 +45,14 @@ class Original:
 class Method(Protocol):
     """A way to authenticate, such as tokens."""
 
+    def fetching(self, data: bytes) -> "asyncio.Future[None] | None":
+        """Return what has to end before these credentials can be checked; None if they can be checked now."""
+
     def is_slow(self, data: bytes) -> bool:
         """Whether checking these credentials takes so long that a thread has to do it."""
 
-    def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """Return (role, expiry in seconds since 1970 or None) of valid credentials.  Raises NotAuthenticated."""
+    def identify(self, data: bytes, certificate: bytes | None) -> Proof:
+        """Return what valid credentials prove.  Raises NotAuthenticated."""
 
 
 class Authenticator:
@@ -51,6 +60,7 @@ class Authenticator:
 
     def __init__(self, options: IdentityOptions):
         """Load keys and users.  Raises Unusable: a key or a file of users cannot be read."""
+        self._methods: dict[str, Method] = {}
         self.configure(options)
 
     def configure(self, options: IdentityOptions) -> None:
@@ -58,8 +68,8 @@ class Authenticator:
 
         Raises Unusable, and keeps the former options: a key or a file of users cannot be read.
         """
-        methods = options.authentication.methods
-        self._methods: dict[str, Method] = {name: _MAKERS[name](options.authentication) for name in methods}
+        former = self._methods
+        self._methods = {name: _method(name, options, former.get(name)) for name in options.authentication.methods}
         self._options = options.authentication
         self._proxies = frozenset(options.authorization.proxy_roles)
         self._is_authorization_on = options.authorization.enabled
@@ -85,6 +95,25 @@ class Authenticator:
         """Whether the configuration allows this authentication method."""
         return method in self._methods
 
+    def fetching(self, *shown: Credentials) -> "asyncio.Future[None] | None":
+        """Return what has to end before these credentials can be checked, such as a fetch of an issuer's keys.
+
+        It is shared by clients, and reports no errors.  None: they can be checked now.  Needs a running loop.
+        """
+        for credentials in shown:
+            method = self._methods.get(credentials.method)
+            if method is not None and (future := method.fetching(credentials.data)) is not None:
+                return future
+        return None
+
+    def issuer(self, url: str) -> "Issuer | None":
+        """Return an issuer whose tokens are accepted, None if the configuration names no such issuer."""
+        if "token" not in self._methods:
+            return None
+        from geminga.workers.identity.tokens import Tokens
+        method = self._methods["token"]
+        return method.issuers.get(url) if isinstance(method, Tokens) else None
+
     def is_slow(self, credentials: Credentials | None) -> bool:
         """Whether checking these credentials takes so long that a thread has to do it."""
         method = self._methods.get(credentials.method) if credentials else None
@@ -94,8 +123,8 @@ class Authenticator:
         """Return the identity that the credentials prove.  Raises NotAuthenticated."""
         method = self._methods.get(credentials.method)
         if method is not None:
-            role, expires_s = method.identify(credentials.data, credentials.certificate)
-            return Identity(role, credentials.method, expires_s)
+            proof = method.identify(credentials.data, credentials.certificate)
+            return Identity(proof.role, credentials.method, proof.expires_s, groups=proof.groups)
         if self._options.anonymous_role:
             return Identity(self._options.anonymous_role)
         why = "no credentials" if credentials.method in ("", "none") else "a method that is not configured"
@@ -132,7 +161,7 @@ class Authenticator:
                 raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of another proxy",
                                        api.AuthorizationError, "Invalid roles.")
             return replace(passed_on, proxy=identity.role)
-        return replace(identity, role=principal, proxy=identity.role)
+        return replace(identity, role=principal, proxy=identity.role, groups=())      # they are the proxy's own
 
     def accepts(self, identity: Identity) -> bool:
         """Whether the present options would admit an identity that former options admitted."""
@@ -143,21 +172,30 @@ class Authenticator:
         return self.asks_for(identity.method) and (not identity.proxy or identity.proxy in self._proxies)
 
     def renew(self, identity: Identity, credentials: Credentials) -> Identity:
-        """Return the identity with fresh credentials, which must prove the same role.  Raises NotAuthenticated."""
+        """Return the identity with fresh credentials, which must prove the same role and groups.
+
+        Raises NotAuthenticated.
+        """
         renewed = self.identify(credentials)
         is_of_proxy = bool(identity.proxy) and not self.checks_originals
         if renewed.role != (identity.proxy if is_of_proxy else identity.role):
             raise NotAuthenticated("ROLE_CHANGED", "the new credentials prove another role")
+        if not is_of_proxy and renewed.groups != identity.groups:
+            # Producers and consumers that are open were admitted with the former groups.
+            raise NotAuthenticated("ROLE_CHANGED", "the new credentials prove other groups")
         return replace(identity, expires_s=renewed.expires_s)
 
 
 class _Certificates:
     """The method "tls": the client's certificate, which the listener has verified in the TLS handshake."""
 
+    def fetching(self, data: bytes) -> None:
+        """Return None: a certificate comes with everything."""
+
     def is_slow(self, data: bytes) -> bool:
         return False
 
-    def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
+    def identify(self, data: bytes, certificate: bytes | None) -> Proof:
         from cryptography import x509
         if certificate is None:
             raise NotAuthenticated("INVALID_CERTS", "no certificate")
@@ -167,23 +205,16 @@ class _Certificates:
             raise NotAuthenticated("INVALID_CERTS", "a certificate that cannot be read") from None
         if not names or not isinstance(names[-1].value, str) or not names[-1].value:
             raise NotAuthenticated("INVALID_CN", "the certificate has no common name")
-        return names[-1].value, None
+        return Proof(names[-1].value)
 
 
-# These libraries take tens of megabytes together, so each is loaded only if its method is configured.
-
-def _tokens(options: AuthenticationOptions) -> Method:
-    from geminga.workers.identity.tokens import Tokens
-    return Tokens(options)
-
-
-def _basic(options: AuthenticationOptions) -> Method:
-    from geminga.workers.identity.basic import Basic
-    return Basic(options)
-
-
-def _certificates(options: AuthenticationOptions) -> Method:
+def _method(name: str, options: IdentityOptions, former: Method | None) -> Method:
+    """Return the method with this name.  Its libraries take tens of megabytes, so they are loaded if it is configured.
+    """
+    if name == "token":
+        from geminga.workers.identity.tokens import Tokens
+        return Tokens(options.authentication, options.oidc, former if isinstance(former, Tokens) else None)
+    if name == "basic":
+        from geminga.workers.identity.basic import Basic
+        return Basic(options.authentication)
     return _Certificates()
-
-
-_MAKERS = {"token": _tokens, "basic": _basic, "tls": _certificates}

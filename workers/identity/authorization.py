@@ -4,6 +4,8 @@
     administrators of a tenant             everything in the tenant's namespaces
     grants of a namespace, or of a topic   produce, consume, functions, sinks, sources, packages
 
+Each of these names may also be a group of the role: a role has the rights of all its groups.
+
 A producer under the name of a replicator of another cluster moves what the topic has of that cluster: whatever lies
 before the position that it names is dropped from then on.  So only super users, administrators of the tenant, and roles
 of `replicator_roles` that may produce open one.  A replication cursor is changed by administrators only, because
@@ -15,7 +17,7 @@ A proxy needs every right that the role on whose behalf it asks needs.
 
 A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or the broker ("").
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from geminga.proto.commands import CONSUME, LOOKUP, PRODUCE
@@ -42,6 +44,7 @@ class Decision(NamedTuple):
     is_allowed: bool
     why: str            # for administration
     told: str = ""      # for the client, instead of the command's usual text; "": the usual text
+    lacks: str = ""     # action whose grant alone would allow it; "": allowed, or more is in the way
 
 
 class Right(NamedTuple):
@@ -59,7 +62,7 @@ class Authorization:
         self._catalogue = catalogue
         self._seen: tuple[int, int] | None = None
         self._rights_version = -1
-        self._decided: dict[tuple[str, str, str, Resource, str], Decision] = {}
+        self._decided: dict[tuple[tuple[str, ...], str, str, Resource, str], Decision] = {}
         self._policies: dict[str, dict[str, Any]] = {}       # by tenant, namespace or topic; filled when needed
         self.configure(options)
 
@@ -99,15 +102,25 @@ class Authorization:
             return Decision(True, "Authorization is off")
         if identity.method == LOCAL:
             return Decision(True, "It came by the socket in the data folder")
-        key = identity.role, identity.proxy, action, resource, subscription
+        key = (identity.role, *identity.groups), identity.proxy, action, resource, subscription
         decision = self._decided.get(key)
         if decision is None:
             if max(len(self._decided), len(self._policies)) >= _DECISIONS_MAX:
                 self._forget()
             decision = self._decide(*key)
-            if len(identity.role) + len(identity.proxy) + len(str(resource)) + len(subscription) <= _SIZE_MAX:
+            if sum(map(len, key[0])) + len(identity.proxy) + len(str(resource)) + len(subscription) <= _SIZE_MAX:
                 self._decided[key] = decision
         return decision
+
+    def decide_resolved(self, identity: Identity, right: Right,
+                        hiding: Callable[[TopicName], TopicName | None]) -> Decision:
+        """Decide about a name by which clients of Pulsar 5 get a scalable topic: a right to that topic is enough.
+
+        hiding: returns the scalable topic that hides a regular one.
+        """
+        decision = self.decide(identity, *right)
+        scalable = None if decision.is_allowed or isinstance(right.resource, str) else hiding(right.resource)
+        return decision if scalable is None else self.decide(identity, *right._replace(resource=scalable))
 
     def _forget(self) -> None:
         self._decided.clear()
@@ -121,59 +134,70 @@ class Authorization:
                 self._policies[scope] = policies
         return policies
 
-    def _decide(self, role: str, proxy: str, action: str, resource: Resource, subscription: str) -> Decision:
-        decision = self._decide_for_role(role, action, resource, subscription)
+    def _decide(self, names: tuple[str, ...], proxy: str, action: str, resource: Resource,
+                subscription: str) -> Decision:
+        decision = self._decide_for_role(names, action, resource, subscription)
         if not proxy or not decision.is_allowed:
             return decision
-        of_proxy = self._decide_for_role(proxy, action, resource, subscription)
-        return of_proxy._replace(why=f"{decision.why}. Of the proxy: {of_proxy.why}")
+        of_proxy = self._decide_for_role((proxy,), action, resource, subscription)
+        return of_proxy._replace(lacks="", why=f"{decision.why}. Of the proxy: {of_proxy.why}")
 
-    def _decide_for_role(self, role: str, action: str, resource: Resource, subscription: str) -> Decision:
-        if role and role in self._supers:
-            return Decision(True, f"{role} is a super user")
-        who = f"'{role}'"
+    def _decide_for_role(self, names: tuple[str, ...], action: str, resource: Resource,
+                         subscription: str) -> Decision:
+        """Decide for a role, the first of the names, and its groups, which are the others."""
+        if (name := _first(names, self._supers)) is not None:
+            return Decision(True, f"{name} is a super user")
+        who = f"'{names[0]}'" if len(names) == 1 else f"'{names[0]}' with its groups"
         if resource == "":
             return Decision(False, f"{who} is no super user")
         tenant = tenant_of(resource)
-        if role and role in self._policies_of(tenant).get(ADMIN_ROLES, ()):
-            return Decision(True, f"{role} is an administrator of tenant {tenant}")
+        if (name := _first(names, self._policies_of(tenant).get(ADMIN_ROLES, ()))) is not None:
+            return Decision(True, f"{name} is an administrator of tenant {tenant}")
         others = f"is no administrator of tenant {tenant}"
         if action == ADMINISTER or resource == tenant:
             return Decision(False, f"{who} {others}")
         if action == REPLICATE:
-            if role not in self._replicators:
+            if _first(names, self._replicators) is None:
                 return Decision(False, f"{who} is none of replicator_roles, and {others}", _NO_REPLICATOR)
             action = PRODUCE
         if action == CONSUME and subscription:
-            refusal = self._subscription_refusal(role, resource, subscription)
+            refusal = self._subscription_refusal(names, who, resource, subscription)
             if refusal is not None:
                 return refusal
-        for scope, holder, actions in self._grants(role, resource):
+        for scope, holder, actions in self._grants(names, resource):
             if action in actions or (action == LOOKUP and not {PRODUCE, CONSUME}.isdisjoint(actions)):
                 return Decision(True, f"{' and '.join(actions)} on {scope} is granted to {holder}")
         what = f"{PRODUCE} or {CONSUME}" if action == LOOKUP else action
-        return Decision(False, f"{what} on {resource} is not granted to {who}, who {others}")
+        return Decision(False, f"{what} on {resource} is not granted to {who}, who {others}",
+                        lacks=CONSUME if action == LOOKUP else action)
 
-    def _grants(self, role: str, resource: Resource) -> Iterator[tuple[str, str, list[str]]]:
-        """Return (scope, holder, actions) of the grants that apply to this role and resource."""
-        for scope in scopes_of(resource):
+    def _grants(self, names: tuple[str, ...], resource: Resource) -> Iterator[tuple[str, str, list[str]]]:
+        """Return (scope, holder, actions) of the grants that apply to these names and this resource."""
+        scopes = scopes_of(resource)
+        if not isinstance(resource, str) and (whole := str(self._catalogue.topics.whole(resource))) not in scopes:
+            scopes.append(whole)      # the topic was made scalable
+        for scope in scopes:
             for holder, actions in self._policies_of(scope).get(PERMISSIONS, {}).items():
-                if role and (holder == role or (self._wildcards and _matches(holder, role))):
+                if any(name and (holder == name or (self._wildcards and _matches(holder, name))) for name in names):
                     yield scope, holder, actions
 
-    def _subscription_refusal(self, role: str, resource: Resource, subscription: str) -> Decision | None:
-        """Return the refusal for a role that may consume, but not from this subscription; None if it may."""
+    def _subscription_refusal(self, names: tuple[str, ...], who: str, resource: Resource,
+                              subscription: str) -> Decision | None:
+        """Return the refusal for names that may consume, but not from this subscription; None if they may.
+
+        who: the names in words.
+        """
         if remote_of(subscription) is not None:
-            return Decision(False, f"{subscription} is a replication cursor, and '{role}' is no administrator of "
+            return Decision(False, f"{subscription} is a replication cursor, and {who} is no administrator of "
                                    f"tenant {tenant_of(resource)}")
         namespace = namespace_of(resource)
         policies = self._policies_of(namespace)
         roles = policies.get(SUBSCRIPTION_PERMISSIONS, {}).get(subscription)
-        if roles and role not in roles:
-            return Decision(False, f"Subscription {subscription} of {namespace} is for other roles than '{role}'")
-        if policies.get(AUTH_MODE) == "Prefix" and not subscription.startswith(role):
+        if roles and set(roles).isdisjoint(names):
+            return Decision(False, f"Subscription {subscription} of {namespace} is for other roles than {who}")
+        if policies.get(AUTH_MODE) == "Prefix" and not subscription.startswith(names):
             text = "Failed to create consumer - The subscription name needs to be prefixed by the authentication " \
-                   f"role, like {role}-xxxx for topic: {resource}"
+                   f"role, like {names[0]}-xxxx for topic: {resource}"
             return Decision(False, f"In {namespace} a subscription's name begins with the role that uses it", text)
         return None
 
@@ -198,6 +222,11 @@ def scopes_of(resource: Resource) -> list[str]:
     if isinstance(resource, str):
         return [resource]
     return list(dict.fromkeys((resource.namespace, str(resource.base), str(resource))))
+
+
+def _first(names: tuple[str, ...], among: Collection[str]) -> str | None:
+    """Return the first of the names that is among others, None if none is; the empty name is nobody."""
+    return next((name for name in names if name and name in among), None)
 
 
 def _matches(holder: str, role: str) -> bool:

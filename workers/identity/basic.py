@@ -6,7 +6,7 @@ import threading
 from passlib.apache import HtpasswdFile
 from passlib.context import CryptContext
 
-from geminga.workers.identity.credentials import NotAuthenticated
+from geminga.workers.identity.credentials import NotAuthenticated, Proof
 from geminga.workers.identity.options import AuthenticationOptions
 from geminga.workers.identity.sources import Source, SourceError
 
@@ -44,18 +44,21 @@ class Basic:
     def __repr__(self) -> str:
         return f"<Basic {len(self._right)} passwords remembered>"
 
+    def fetching(self, data: bytes) -> None:
+        """Return None: everything that is needed is in the file."""
+
     def is_slow(self, data: bytes) -> bool:
         """Whether a password hash has to be computed, because these credentials were not checked lately."""
         name, colon, password = data.partition(b":")
         return bool(colon) and self._digest(name, password) not in self._right
 
-    def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """Return (user, None) for valid credentials "user:password".  Raises NotAuthenticated."""
+    def identify(self, data: bytes, certificate: bytes | None) -> Proof:
+        """Return the user of valid credentials "user:password".  Raises NotAuthenticated."""
         name, colon, password = data.partition(b":")
         if not colon:
             raise NotAuthenticated("INVALID_AUTH_DATA", "no user and password")
         if (digest := self._digest(name, password)) in self._right:
-            return name.decode(), None
+            return Proof(name.decode())
         file, role, known = self._source.get(), "", None
         try:
             role, known = name.decode(), file.get_hash(name)  # type: ignore[arg-type]  # takes bytes too
@@ -71,7 +74,7 @@ class Basic:
             self._right[digest] = None
             if len(self._right) > _REMEMBERED_MAX:
                 del self._right[next(iter(self._right))]
-        return role, None
+        return Proof(role)
 
     def _digest(self, name: bytes, password: bytes) -> bytes:
         try:

@@ -1,6 +1,6 @@
 """Credentials that clients authenticate with, and the error for those that are not accepted."""
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ErrorCode
@@ -20,6 +20,14 @@ class Credentials:
 
     def __repr__(self) -> str:
         return f"<Credentials {self.method}>"
+
+
+class Proof(NamedTuple):
+    """What credentials prove."""
+
+    role: str
+    expires_s: float | None = None       # in seconds since 1970; None: never
+    groups: tuple[str, ...] = ()         # whose rights the role has too; sorted, none twice
 
 
 def certificate_of(transport: "asyncio.BaseTransport") -> bytes | None:

@@ -2,10 +2,12 @@
 
     CONNECT -> CONNECTED                                          authentication is off, or its check was quick
     CONNECT -> (a thread computes a hash) -> CONNECTED            nothing more is read from the client meanwhile
+    CONNECT -> (an issuer's keys are fetched) -> CONNECTED        likewise
     CONNECT -> (a delay, see attempts.py) -> ERROR, closed        refused
     AUTH_CHALLENGE -> AUTH_RESPONSE                               every refresh_interval_s, where a token has expired
 """
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +63,7 @@ class Handshakes:
         self._hashes = Hashes(loop)
         self._delayed = 0
         self._expiring: set[Client] = set()                    # those whose credentials expire
+        self._fetching: set[Client] = set()                    # those whose credentials wait for keys of an issuer
         self._round = loop.call_later(authenticator.refresh_interval_s, self._refresh)
 
     def __repr__(self) -> str:
@@ -90,18 +93,14 @@ class Handshakes:
         if not self._authenticator.is_on:
             return client.welcome(request, NOT_ASKED)
         credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
-        original = None
+        original, shown = None, [credentials]
         if request.HasField("original_principal"):
             passed_on = Credentials(request.original_auth_method, request.original_auth_data.encode(),
                                     credentials.certificate)
-            original = Original(request.original_principal, passed_on)
+            original, shown = Original(request.original_principal, passed_on), [credentials, passed_on]
         check = partial(self._authenticator.admit, credentials, original, names_proxy=request.HasField("proxy_version"))
         done = partial(self._admitted, client, request)
-        is_slow = self._authenticator.is_slow
-        if not (is_slow(credentials) or (original and is_slow(original.credentials))):
-            return self._checked(client, credentials.method, check, done)
-        client.stream.stop_reading()
-        self._check_in_thread(client, credentials.method, check, done)
+        self._check(client, shown, check, done)
 
     def response(self, client: Client, response: api.CommandAuthResponse) -> None:
         """Check the fresh credentials in AUTH_RESPONSE.  Raises ProtocolError: authentication is off."""
@@ -111,12 +110,41 @@ class Handshakes:
         data = response.response
         credentials = Credentials(data.auth_method_name, data.auth_data, certificate_of(client.stream.transport))
         check = partial(self._authenticator.renew, client.identity, credentials)
-        if self._authenticator.is_slow(credentials):
-            self._check_in_thread(client, credentials.method, check, partial(self._renewed, client))
-        else:
-            self._checked(client, credentials.method, check, partial(self._renewed, client))
+        self._check(client, [credentials], check, partial(self._renewed, client))
 
     # -- outcomes
+
+    def _check(self, client: Client, shown: list[Credentials], check: Callable[[], Identity],
+               done: Callable[[Identity], None]) -> None:
+        """Run the check of the credentials that a client shows, now or when it can be run, then call done(identity).
+
+        Nothing more is read from a new client until then.
+        """
+        fetch = self._authenticator.fetching(*shown)
+        if fetch is None:
+            return self._check_known(client, shown, check, done)
+        if client.identity is None:
+            client.stream.stop_reading()
+        client.is_challenged = False      # it has answered; a slow issuer is not the client's fault
+        if client in self._fetching:
+            return      # one answer waits at a time: an admitted client that sends many would fill the memory
+        self._fetching.add(client)
+        fetch.add_done_callback(partial(self._fetched, client, shown, check, done))
+
+    def _fetched(self, client: Client, shown: list[Credentials], check: Callable[[], Identity],
+                 done: Callable[[Identity], None], fetch: "asyncio.Future[None]") -> None:
+        self._fetching.discard(client)
+        if not fetch.cancelled() and not client.stream.transport.is_closing():
+            self._check(client, shown, check, done)      # a proxy's token and its client's may be of two issuers
+
+    def _check_known(self, client: Client, shown: list[Credentials], check: Callable[[], Identity],
+                     done: Callable[[Identity], None]) -> None:
+        method = shown[0].method
+        if not any(map(self._authenticator.is_slow, shown)):
+            return self._checked(client, method, check, done)
+        if client.identity is None:
+            client.stream.stop_reading()
+        self._check_in_thread(client, method, check, done)
 
     def _check_in_thread(self, client: Client, method: str, check: Callable[[], Identity],
                          done: Callable[[Identity], None]) -> None:
@@ -207,10 +235,12 @@ def _inside(client: Client, request: api.CommandConnect) -> Identity:
     """Return the identity of a client that came by the socket in the data folder.
 
     Our own processes ask on behalf of clients that they have authenticated: the original principal is the role, and the
-    credentials name the proxy, if there is one.
+    credentials name the proxy, if there is one, and the original's credentials are its groups, a list as JSON.
     """
     if request.HasField("original_principal"):
-        return Identity(request.original_principal, request.original_auth_method, proxy=request.auth_data.decode())
+        groups = tuple(json.loads(request.original_auth_data or "[]"))
+        return Identity(request.original_principal, request.original_auth_method, proxy=request.auth_data.decode(),
+                        groups=groups)
     return local.identity_of(client.stream.transport) or OURSELVES
 
 

@@ -54,6 +54,26 @@ class AuthenticationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OidcOptions:
+    """Options of [authentication.oidc]: issuers of OpenID Connect whose tokens are accepted by the method "token"."""
+
+    issuers: tuple[str, ...] = ()             # URLs, each as its tokens name it
+    audiences: tuple[str, ...] = ()           # a token must name one of them
+    role_claim: str = "sub"                   # claim that names the role, or several names with dots: a path into it
+    groups_claim: str = ""                    # claim with a list of groups, whose rights the role has too; "": none
+    clock_skew_s: int = 0                     # seconds by which a token may be early or late
+    require_https: bool = True                # whether issuers, and where they keep their keys, must be https URLs
+    trusted: str = ""                         # PEM file of authorities for the issuers' certificates; "": the system's
+    refresh_s: int = 18 * 3600                # age of keys from which on they are fetched again
+    expiry_s: int = 24 * 3600                 # age of keys from which on they are not used any more
+    unknown_key_interval_s: int = 300         # between two fetches because of keys that are not known
+    console_client_id: str = ""               # client at the issuers, by which people sign in to the console; "": none
+    console_scope: str = "openid"             # that is asked for then
+    connect_timeout_ms: int = 10_000
+    read_timeout_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
 class AuthorizationOptions:
     """Options of [authorization]."""
 
@@ -71,3 +91,4 @@ class IdentityOptions:
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
+    oidc: OidcOptions = field(default_factory=OidcOptions)

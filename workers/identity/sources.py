@@ -2,7 +2,8 @@
 
     PATH, file:PATH                  a file, read again when it has changed
     data:;base64,..., data:,...      the content itself
-    BASE64                           the content itself, if there is no such file and it does not look like a path
+    BASE64                           the content itself, if there is no such file and it does not look like a path; one
+                                     that begins with "/" does, unless it ends in "="
 """
 import base64
 import binascii
@@ -38,7 +39,8 @@ def read(where: str) -> tuple[Path | None, bytes]:
     try:
         return path, path.read_bytes()
     except (OSError, ValueError) as error:      # ValueError: a NUL in the path
-        if where.startswith(("file:", "/", ".")):      # a path may be valid base64
+        # A path may be valid base64, and one key of 64 begins as a path does.
+        if where.startswith(("file:", ".")) or (where.startswith("/") and not where.endswith("=")):
             raise SourceError(f"cannot be read: {path}: {getattr(error, 'strerror', None) or 'not a path'}") from None
     try:
         return None, _unpack(where)

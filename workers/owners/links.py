@@ -5,7 +5,7 @@ A link gathers all that one turn of the worker's loop has for its owner, and sen
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from geminga.workers.owners.opening import OpeningQueue
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
 _LITTLE_BYTES = 16 << 10         # of entries and acknowledgements, and ...
 _LITTLE_COMMANDS = 256           # ... commands that wait for the answer to the envelope before
+_ACK_SIZE = envelope.ACK_ROW.itemsize
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for another section of the envelope
 
 
@@ -116,12 +117,14 @@ class OwnerLink:
         self.gathered += size
         self.sent += size
 
-    def acks(self, rows: list[tuple], words: list[bytes]) -> None:
+    def acks(self, rows: list[tuple], words: Sequence[bytes] = ()) -> None:
         """Queue acknowledgements: ACK_ROWs, and the words of the ack sets in them."""
         self._close_commands()
         self._acks += rows
-        self._ack_words += words
-        self.gathered += len(rows) * envelope.ACK_ROW.itemsize + sum(map(len, words))
+        self.gathered += len(rows) * _ACK_SIZE
+        if words:
+            self._ack_words += words
+            self.gathered += sum(map(len, words))
 
     def many_acks(self, rows: NDArray) -> None:
         """Queue acknowledgements of whole entries: complete rows (n,) ACK_ROW."""
@@ -245,14 +248,17 @@ class OwnerLinks:
         """
         return self._links[coordinator % len(self._links)]
 
-    def with_room(self, topic: TopicName) -> OwnerLink | None:
-        """Return the link to the partition's owner if it has room for another PRODUCER or SUBSCRIBE, else None.
+    def with_room(self, topic: TopicName, *, has_waited: bool) -> OwnerLink | None:
+        """Return the link to the partition's owner if it may be sent a PRODUCER or SUBSCRIBE now, else None.
 
-        None is also returned while the owner's process is being restarted.
+        None is also returned while the owner's process is being restarted.  has_waited: whether the command was taken
+        from the owner's queue.  Another one may not overtake commands that wait, although the owner has room for it:
+        the queue is handed on in parts.
         """
         index = owner_of(str(topic), len(self._links))
-        link = self._links[index]
-        return link if link is not None and self._queues[index].has_room(link) else None
+        link, queue = self._links[index], self._queues[index]
+        may_be_sent = link is not None and queue.has_room(link.taken) and (has_waited or queue.is_empty)
+        return link if may_be_sent else None
 
     def queue_of(self, topic: TopicName) -> OpeningQueue:
         return self._queues[owner_of(str(topic), len(self._links))]
@@ -335,7 +341,7 @@ class OwnerLinks:
             if link.is_due:
                 link.flush()
             in_flight += link.in_flight
-            if link.in_flight - queue.size(link) > self._user.options.in_flight_bytes and not self.is_paused:
+            if link.in_flight - queue.size(link.taken) > self._user.options.in_flight_bytes and not self.is_paused:
                 self.pause()
             # ZeroMQ's descriptor tells of changes only, so envelopes that came while sending would not be noticed.
             self.receive(link)
@@ -353,7 +359,7 @@ class OwnerLinks:
         """Read again from clients that publish, once at most half of the allowed bytes are in flight to every owner."""
         limit = self._user.options.in_flight_bytes // 2
         if self.is_paused and not self._user.is_draining \
-                and all(link.in_flight - queue.size(link) <= limit for link, queue in self.with_queues()):
+                and all(link.in_flight - queue.size(link.taken) <= limit for link, queue in self.with_queues()):
             self.is_paused = False
             self._user.resume_publishers()
 

@@ -10,18 +10,11 @@ the owner has carried it out, as the credit of the owner's next pass says.  It d
 since an answer may wait for another producer to go.
 """
 from collections import OrderedDict, deque
-from typing import Any, Protocol
+from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
 
 OPENING_BYTES = 2 << 20      # as a link counts them: 127 commands, which take an owner some thirty milliseconds
-
-
-class Credit(Protocol):
-    """The two byte counts of a link since it was made: sent to the owner, and taken in by the owner."""
-
-    sent: int
-    taken: int
 
 
 class OpeningQueue:
@@ -45,20 +38,23 @@ class OpeningQueue:
         """Whether no command waits."""
         return not self._queues
 
-    def size(self, link: Credit) -> int:
-        """Return the bytes in flight of PRODUCERs and SUBSCRIBEs that the owner was sent and has not looked at."""
-        while self._asked and self._asked[0][0] <= link.taken:
+    def size(self, taken: int) -> int:
+        """Return the bytes in flight of PRODUCERs and SUBSCRIBEs that the owner was sent and has not looked at.
+
+        taken: bytes that the owner has taken in, since its link was made.
+        """
+        while self._asked and self._asked[0][0] <= taken:
             self._size -= self._asked.popleft()[1]
         return self._size
 
-    def has_room(self, link: Credit) -> bool:
-        """Whether the owner may be sent one more PRODUCER or SUBSCRIBE."""
-        return self.size(link) < OPENING_BYTES
+    def has_room(self, taken: int) -> bool:
+        """Whether the owner may be sent one more PRODUCER or SUBSCRIBE.  taken: see `size`."""
+        return self.size(taken) < OPENING_BYTES
 
-    def asked(self, link: Credit, since: int) -> None:
-        """Count one more command that was sent to the owner.  since: the link's `sent` before that command."""
-        self._asked.append((link.sent, link.sent - since))
-        self._size += link.sent - since
+    def asked(self, since: int, sent: int) -> None:
+        """Count one more command that was sent to the owner.  since, sent: the link's `sent` before and behind it."""
+        self._asked.append((sent, sent - since))
+        self._size += sent - since
 
     def owner_gone(self) -> None:
         """Forget the commands that were sent to the owner: its process has ended, and its successor was sent none."""

@@ -91,7 +91,7 @@ class WaitingCommands:
         """
         self._release_is_due, until = False, time.monotonic() + _RELEASE_SECONDS
         for link, queue in self._owners.with_queues():
-            while not queue.is_empty and queue.has_room(link):
+            while not queue.is_empty and queue.has_room(link.taken):
                 if time.monotonic() >= until:
                     self._release_is_due = True
                     self._loop.call_soon(self.release)

@@ -21,11 +21,12 @@ _ROW = np.dtype([
     ("connected_ms", "<i8"),         # when it was accepted
     ("listener", "S16"), ("address", "S64"),   # address: host:port
     ("protocol", "<i8"),             # version; -1 until its handshake succeeded
-    ("library", "S208"), ("role", "S208")])    # cut to that
-# Parts of a row for `enter` and `welcome`: struct writes them in a microsecond, numpy in thirty.
-_VERSION, _IS_OPEN = struct.Struct("<q"), struct.Struct("<q")
+    ("library", "S208"), ("role", "S208"),     # cut to that
+    ("layouts", "<i8")])             # 1 since it has watched the layout of a topic
+# Parts of a row for the methods that write one: struct writes them in a microsecond, numpy in thirty.
+_VERSION, _IS_OPEN, _LAYOUTS = struct.Struct("<q"), struct.Struct("<q"), struct.Struct("<q")
 _ACCEPTED, _GREETED = struct.Struct("<4q16s64s"), struct.Struct("<q208s208s")
-assert _VERSION.size + _ACCEPTED.size + _GREETED.size == _ROW.itemsize
+assert _VERSION.size + _ACCEPTED.size + _GREETED.size + _LAYOUTS.size == _ROW.itemsize
 _HEAD_BYTES = 16
 
 
@@ -40,6 +41,7 @@ class Connection(NamedTuple):
     protocol: int | None             # version of the protocol; None until its handshake succeeded
     library: str                     # name of the client's library, "" if it gave none
     role: str                        # as which the client is authenticated, "" for none
+    has_layouts: bool                # it has watched the layout of a topic, as only clients of Pulsar 5 do
 
 
 class Connections:
@@ -72,7 +74,7 @@ class Connections:
             self._head[_LEFT_OUT] += 1
             return _NO_ROW
         accepted = _ACCEPTED.pack(1, worker, number, connected_ms, _bytes(listener), _bytes(address))
-        self._write(at, _VERSION.size, accepted + _GREETED.pack(-1, b"", b""))
+        self._write(at, _VERSION.size, accepted + _GREETED.pack(-1, b"", b"") + _LAYOUTS.pack(0))
         self._head[_USED] = max(at + 1, self._head[_USED])
         return at
 
@@ -81,6 +83,11 @@ class Connections:
         if at != _NO_ROW:
             greeted = _GREETED.pack(protocol, _bytes(library), _bytes(role))
             self._write(at, _VERSION.size + _ACCEPTED.size, greeted)
+
+    def watches_layouts(self, at: int) -> None:
+        """Add to a connection that it watches the layout of a topic."""
+        if at != _NO_ROW:
+            self._write(at, _ROW.itemsize - _LAYOUTS.size, _LAYOUTS.pack(1))
 
     def leave(self, at: int) -> None:
         """Remove a connection that has ended."""
@@ -110,8 +117,8 @@ class Connections:
             is_whole = (before == self._rows["version"][:used]) & (before % 2 == 0)
         opened = rows[is_whole & (rows["is_open"] == 1)].tolist()
         return [Connection(worker, number, connected_ms, _text(listener), _text(address),
-                           None if protocol < 0 else protocol, _text(library), _text(role))
-                for _, _, worker, number, connected_ms, listener, address, protocol, library, role in opened
+                           None if protocol < 0 else protocol, _text(library), _text(role), bool(layouts))
+                for _, _, worker, number, connected_ms, listener, address, protocol, library, role, layouts in opened
                 ], self.left_out
 
     def has(self, address: str) -> bool:

@@ -20,13 +20,16 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import DEBUG, LogOptions, log
 from geminga.workers.addresses import Addresses
-from geminga.workers.clients import commands, delivery_queue, messages, replies
+from geminga.workers.clients import commands, delivery_queue, messages, replies, stream_consumers
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.egress import Ledgers
 from geminga.workers.clients.forwarding import introduce
 from geminga.workers.clients.rights import Rights
+from geminga.workers.clients.sealed_producers import SealedProducers
 from geminga.workers.clients.turns import Turns, UnfinishedFrames
 from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.layouts import Layouts
+from geminga.workers.directory.namespace_watches import NamespaceWatches
 from geminga.workers.directory.schemas import SchemaChecks, SchemaThread
 from geminga.workers.directory.watchers import Watchers
 from geminga.workers.failures import attempt
@@ -83,12 +86,16 @@ class Worker:
             envelope.TRANSIENT: partial(delivery_queue.deliver_transient, self.clients),
             envelope.REPLIES: partial(replies.handle_replies, self.clients),
             envelope.FORGET: self.ledgers.forget_all,
+            envelope.LAYOUTS: lambda link, rows, data: self.layouts.look(),
         }
         self.waiting = WaitingCommands(self.owners, self._resume, counters, self._loop)
         self.schema_checks = SchemaChecks(schemas, self._schema_checked, self._loop)
         self.turns = Turns(self._loop, _BUFFER_BYTES)
         self.unfinished = UnfinishedFrames()
         self.watchers = Watchers(self, self._loop)
+        self.layouts: Layouts = Layouts(self, self._loop)
+        self.namespace_watches = NamespaceWatches(self, self._loop)
+        self.sealed_producers = SealedProducers(self._loop)
         self.handshakes = Handshakes(authenticator, counters, self._loop)
         self.rights = Rights(self, authorization, self._loop) if authorization.is_enabled else None
         self._keep_alive = self._loop.call_later(options.keep_alive_interval_ms / 1000, self.keep_alive)
@@ -156,6 +163,11 @@ class Worker:
             self._admission.connections.welcome(
                 client.row, client.protocol_version, client.client_version, client.identity.role)
 
+    def watches_layouts(self, client: Client) -> None:
+        """Note for listings of connections that a client is of Pulsar 5."""
+        if client.row is not None:
+            self._admission.connections.watches_layouts(client.row)
+
     def closed(self, client: Client) -> None:
         """Remove a client whose connection has ended, and tell the owners that know the client."""
         if self.clients.pop(client.number, None) is None:
@@ -168,11 +180,16 @@ class Worker:
         if log.level >= DEBUG:
             log.debug("a connection was closed", client=client.stream.address)
         self.watchers.forget(client)
+        self.layouts.forget(client)
+        self.namespace_watches.forget(client)
         self.handshakes.closed(client)
         for route in client.routes.all():
             if route.link is None:
                 assert route.withdraw is not None
                 route.withdraw()
+        for consumer in client.stream_consumers.values():
+            if consumer.withdraw is not None:
+                consumer.withdraw()
         for link in self.owners:
             if link in client.introduced or client.discoveries:
                 link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
@@ -225,7 +242,10 @@ class Worker:
     def owner_up(self, index: int, serial: int) -> None:
         """Connect to an owner's new process, and send it the commands that have waited for it."""
         self.owner_gone(index)
-        self.watchers.introduce(self.owners.connect(index, serial))
+        link = self.owners.connect(index, serial)
+        self.watchers.introduce(link)
+        for client in self.all_clients():
+            stream_consumers.restore(client, link)
         self.owners.schedule_flush()
         self.waiting.release()
 

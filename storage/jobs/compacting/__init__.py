@@ -8,7 +8,6 @@
     rewriting.py      batches from which some messages are removed
     continuation.py   continues a view: links, masks or writes its parts anew
     key_hashes.py     hashes of keys
-    key_files.py      the hashes of a whole view: whether it can be continued
     part_writer.py    writes the files of a part
     spark_tasks.py    the tasks of a compaction that reads whole views in Spark
 

@@ -6,6 +6,9 @@ key is a maximum.  The second pass (view_writer.py) writes, ledger by ledger, th
 engines.py runs both passes.  If the view in force has hashes of its keys, a compaction reads only the ledgers behind
 its horizon, and continues the view: continuation.py.
 
+The messages of a sealed segment of a scalable topic may be outdated by those of the segments behind it.  So its first
+pass also reads their new ones, as tombstones that are newer than all of its own.  They are in no ledger of the run.
+
     place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
 import secrets
@@ -30,14 +33,15 @@ from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.compacting import key_hashes
-from geminga.storage.jobs.compacting.key_files import continuable
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers, view_files
-from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, CompactedLedgers, Part
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.view_files import Count, KeyFile, keys_path
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # lowest bits of a place's ledger and message
 STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
+LATER = 1 << 19                      # in place of a ledger's number: messages of segments behind this one
 _MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # in a ledger
 _ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries of a block and their bytes; a larger entry is one block
 READ_AGAIN = "the whole view is read again"
@@ -58,6 +62,17 @@ class Source:
     end: int                         # id behind the last entry up to the horizon
     messages: int                    # approximate number of messages to read
     size: int                        # bytes of the entries to read
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """New messages of a segment behind the one that is compacted."""
+
+    partition_id: int
+    behind: Position                 # horizon of its view in force
+    up_to: Position
+    messages: int
+    size: int                        # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,7 @@ class Job:
     unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
     chunk_places: tuple[int, ...] = ()                                 # of all chunks
     size_read: int = 0               # bytes that `prepare` has read
+    later: tuple[Later, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -103,7 +119,8 @@ class Job:
 
     @property
     def messages(self) -> int:
-        return sum(source.messages for source in self.sources) + self.view_messages
+        return sum(source.messages for source in self.sources) + self.view_messages + sum(
+            later.messages for later in self.later)
 
     @property
     def size(self) -> int:
@@ -113,11 +130,17 @@ class Job:
         """Return the source that a ledger is, by the ledger's number in the run."""
         return self.sources[number - self.first_ledger]
 
+    def numbered(self, ledger_id: int) -> tuple[int, Source] | None:
+        """Return (number in the run, source) of a ledger, None if it is not among the sources."""
+        return next(((number, source) for number, source in enumerate(self.sources, self.first_ledger)
+                     if source.ledger_id == ledger_id), None)
+
 
 # -- sources
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
-            by_event_time: bool = False, first_ledger: int = 0, continues: bool = True) -> Job:
+            by_event_time: bool = False, first_ledger: int = 0, continues: bool = True,
+            later: tuple[Later, ...] = ()) -> Job:
     """Return the job that compacts a partition up to `horizon`.
 
     continues: whether the job is to continue the view in force, if that view can be continued.  Raises CannotCompact.
@@ -147,19 +170,29 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
             source = _source(folder, partition_id, ledger_id, of_view, parts.get(ledger_id), view_entries, end, behind)
             if source is not None:
                 sources.append(source)
-        aborted = confirmed.committed(data_dir, partition_id, behind=behind).aborted
+        cancelled = _cancelled(data_dir, partition_id, behind)
+        for one in later:            # ids of ledgers are used once
+            cancelled |= _cancelled(data_dir, one.partition_id, one.behind)
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(reason(error)) from error
-    amended = Amendments(format.amended_path(folder))
-    amended.read()                   # the partition's owner reports damage of this file
-    cancelled = amended.cancelled()
-    for ledger_id, entries_ in aborted.items():
-        cancelled[ledger_id] = [*cancelled.get(ledger_id, ()), *entries_.tolist()]
     seed = next(iter(key_files.values())).seed if key_files else key_hashes.new_seed()
     job = Job(data_dir, partition_id, view, horizon, retains_keyless, by_event_time, tuple(sources),
               secrets.token_hex(8), seed, first_ledger, None if key_files is None else behind,
-              held.manifest.messages if held and key_files is not None else 0, damage, cancelled)
+              held.manifest.messages if held and key_files is not None else 0, damage, cancelled, later=later)
     return _with_chunks(job, sum(read))
+
+
+def _cancelled(data_dir: Path, partition_id: int, behind: Position) -> dict[int, list[int]]:
+    """Return {ledger id: entries that no consumer gets} of a partition.  Raises CorruptFile, FileNotFoundError.
+
+    behind: position from which on aborted transactions are looked for.
+    """
+    amended = Amendments(format.amended_path(format.partition_folder(data_dir, partition_id)))
+    amended.read()                   # the partition's owner reports damage of this file
+    cancelled = amended.cancelled()
+    for ledger_id, entries_ in confirmed.committed(data_dir, partition_id, behind=behind).aborted.items():
+        cancelled[ledger_id] = [*cancelled.get(ledger_id, ()), *entries_.tolist()]
+    return cancelled
 
 
 def whole(job: Job, why: str, first_ledger: int | None = None) -> Job:
@@ -169,7 +202,7 @@ def whole(job: Job, why: str, first_ledger: int | None = None) -> Job:
     """
     anew = prepare(job.data_dir, job.partition_id, job.view, job.horizon, retains_keyless=job.retains_keyless,
                    by_event_time=job.by_event_time, continues=False,
-                   first_ledger=job.first_ledger if first_ledger is None else first_ledger)
+                   first_ledger=job.first_ledger if first_ledger is None else first_ledger, later=job.later)
     anew = replace(anew, token=job.token, damage=(f"{why}; {READ_AGAIN}",), size_read=anew.size_read + job.size_read)
     begin(anew)
     return anew
@@ -229,6 +262,8 @@ def stretches(job: Job) -> list[tuple[Stretch, int]]:
         read = [stretch for source in job.sources if source.end > source.view_entries
                 for stretch in confirmed.of_ledger(job.folder, job.partition_id, source.ledger_id, behind=job.behind,
                                                    up_to=job.horizon)]
+    read += [stretch for later in job.later for stretch in confirmed.stretches(
+        job.data_dir, later.partition_id, behind=later.behind, up_to=later.up_to)]
     share = (job.messages - job.view_messages) / max(1, sum(stretch.end - stretch.first for stretch in read))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]
 
@@ -269,6 +304,43 @@ def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, of_view: Compa
         until = min(first + _ROWS_MAX, max(first + 1, int(np.searchsorted(ends, before + _SIZE_MAX, side="right"))))
         yield Entries(rows[first:until], ids[first:until], data, of_view)
         first = until
+
+
+# -- key hashes of the view in force
+
+def continuable(view: CompactedLedgers, count: Count, *, keeps_keyless: bool,
+                by_event_time: bool) -> dict[int, KeyFile] | None:
+    """Return the files with the key hashes of a view, by ledger id, if a compaction can continue the view.
+
+    Return None if an older program wrote the view, if it has nothing, or if the compaction has other options than the
+    view's.  count: called with the number of bytes of each read.  Raises CorruptFile, OSError.
+    """
+    parts = view.manifest.parts
+    if not parts or not any(keys_path(view.folder, part.ledger_id).exists() for part in parts):
+        return None
+    files = {part.ledger_id: KeyFile(view.folder, part.ledger_id, count) for part in parts}
+    for part, file in zip(parts, files.values(), strict=True):
+        if file.rows != part.kept:
+            raise CorruptFile(file.path, 0, f"hashes of {part.kept} entries", f"those of {file.rows}")
+    if len({file.seed for file in files.values()}) > 1 or any(
+            file.keeps_keyless != keeps_keyless or (by_event_time and not file.has_times) for file in files.values()):
+        return None
+    return files
+
+
+def size_read(view: CompactedLedgers, *, keeps_keyless: bool, by_event_time: bool, grows: bool) -> int:
+    """Return how many bytes of a view a further compaction reads: of its key hashes, or all of its entries.
+
+    grows: whether there are new entries in the ledger of the view's horizon.
+    """
+    try:
+        files = continuable(view, lambda size: None, keeps_keyless=keeps_keyless, by_event_time=by_event_time)
+    except (CorruptFile, OSError):      # the compaction reports it
+        files = None
+    if files is None:
+        return view.manifest.size
+    return sum(file.words_size for file in files.values()) + sum(
+        part.mask + (part.size if grows and part.ledger_id == view.horizon[0] else 0) for part in view.manifest.parts)
 
 
 # -- chunked messages
@@ -320,9 +392,13 @@ def _metadata(entry: memoryview) -> api.MessageMetadata | None:
         return None
 
 
-def place_of(number: int, source: Source, message: int) -> int:
-    """Return the place of a message, given by its number in the partition, in the ledger with that number."""
-    return number << LEDGER_BIT | message - source.first_message << MESSAGE_BIT
+def place_of(number: int, source: Source, message: Any) -> Any:
+    """Return the place of a message: one integer, by which messages are sorted by ledger and then by message.
+
+    number: of the ledger among the job's ledgers.  message: its number in the partition, or an array (n,) of such
+    numbers, for which an array of places is returned.
+    """
+    return (number << LEDGER_BIT) + (message - source.first_message << MESSAGE_BIT)
 
 
 # -- the folder of the view
@@ -355,6 +431,8 @@ def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any])
     try:
         compacted_ledgers.finish(job.target, compacted_ledgers.Manifest(
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
+        # The folder had a name with a token until now, as workers of a job that was killed may go on writing for a
+        # moment.  Under the name that an owner adopts, they would write into a view that is in force.
         job.target.rename(compacted_ledgers.unfinished(job.folder, job.view + 1))
     except OSError as error:
         raise CannotCompact(reason(error)) from error

@@ -22,20 +22,9 @@ from numpy.typing import NDArray
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
+from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs.compacting import compaction, key_scan, view_writer
-from geminga.storage.jobs.compacting.compaction import (
-    HAS_KEY,
-    IS_TOMBSTONE,
-    LEDGER_BIT,
-    MESSAGE_BIT,
-    STAYS_WHOLE,
-    CannotCompact,
-    Job,
-    Source,
-    reason,
-)
-from geminga.storage.jobs.compacting.part_writer import write_synced
 from geminga.storage.jobs.compacting.view_writer import Written
 from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Part
@@ -95,7 +84,7 @@ class _HeldPart:
 class Continuation:
     """One compaction that continues a view."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: compaction.Job):
         """Open the view in force, which the job continues.  Raises CorruptFile, OSError."""
         self._job = job
         self.size_read = 0
@@ -124,9 +113,9 @@ class Continuation:
             yield from self._written(news, check)
         except (CorruptFile, OSError, ValueError) as error:      # ValueError: an empty file cannot be mapped
             if not (self._view.folder / compacted_ledgers.MANIFEST).exists():
-                raise CannotCompact(reason(error)) from error
-            raise CannotContinue(reason(error)) from error
-        except CannotCompact as error:
+                raise compaction.CannotCompact(compaction.reason(error)) from error
+            raise CannotContinue(compaction.reason(error)) from error
+        except compaction.CannotCompact as error:
             if isinstance(error.__cause__, CorruptFile):      # a damaged entry, which is left out if all is read
                 raise CannotContinue(str(error)) from error
             raise
@@ -137,12 +126,13 @@ class Continuation:
         held: dict[int, _HeldPart] = {}
         for part in self._view.manifest.parts:
             check()
-            words, one = self._open(part)
-            held[part.ledger_id] = one
-            self._remove_cancelled(one)
-            chunks = self._chunks(one)
-            one.remove(np.array([slot for place, slot in chunks.items() if place not in self._whole_chunks], np.int64))
-            looked_for.find(one, words)
+            words, held_part = self._open(part)
+            held[part.ledger_id] = held_part
+            self._remove_cancelled(held_part)
+            chunks = self._chunks(held_part)
+            held_part.remove(np.array(
+                [slot for place, slot in chunks.items() if place not in self._whole_chunks], np.int64))
+            looked_for.find(held_part, words)
         news = news[~looked_for.lost]
         extra = self._remove_chunks(held, news)
         gained = dict(key_scan.by_ledger(np.concatenate((news, key_scan.keyless_slots(extra)))))
@@ -150,18 +140,21 @@ class Continuation:
         for number, slots in gained.items():
             check()
             source = job.source(number)
-            if source.ledger_id in held and (slots["place"] & IS_TOMBSTONE == 0).any():
+            if source.ledger_id in held and (slots["place"] & compaction.IS_TOMBSTONE == 0).any():
                 slots = np.concatenate((slots, self._left(held.pop(source.ledger_id), source, number)))
             yield self._counted(view_writer.write(job, number, slots))
         for source in job.sources:      # one with new entries of which none is kept
             if source.ledger_id in held:
                 part = held[source.ledger_id].part
                 held[source.ledger_id].part = replace(part, entries=max(part.entries, source.end))
-        for ledger_id, one in held.items():
+        for ledger_id, held_part in held.items():
             check()
-            if one.removed.all():
+            if held_part.removed.all():
                 continue
-            yield self._written_anew(one) if ledger_id in anew else Written(self._linked(one), one.keyed)
+            if ledger_id in anew:
+                yield self._written_anew(held_part)
+            else:
+                yield Written(self._linked(held_part), held_part.keyed)
 
     def _counted(self, written: Written) -> Written:
         self._count(written.size)
@@ -182,64 +175,63 @@ class Continuation:
 
     # -- what goes
 
-    def _remove_cancelled(self, one: _HeldPart) -> None:
+    def _remove_cancelled(self, part: _HeldPart) -> None:
         """Remove entries that were cancelled since the view was made."""
-        cancelled = self._job.cancelled.get(one.part.ledger_id)
+        cancelled = self._job.cancelled.get(part.part.ledger_id)
         if not cancelled:
             return
-        rows = self._rows(one)
+        rows = self._rows(part)
         ids = rows["entry_id"]
         for entry_id in set(cancelled):
             row = bisect.bisect_left(ids, entry_id)      # numpy's search would copy the column, and so read all rows
             self._count(len(rows).bit_length() * format.COMPACTED_ROW.itemsize)
             if row == len(rows) or ids[row] != entry_id:
                 continue
-            slots = one.slots_of(row)
-            is_whole = not one.has_key[slots[0]] and not one.removed[slots[0]] and (
-                one.keys.items_of(slots)["more"][0] == view_files.STAYS_WHOLE[1])
-            one.remove(slots, int(rows["messages"][row]) if is_whole else None)
+            slots = part.slots_of(row)
+            is_whole = not part.has_key[slots[0]] and not part.removed[slots[0]] and (
+                part.keys.items_of(slots)["more"][0] == view_files.STAYS_WHOLE[1])
+            part.remove(slots, int(rows["messages"][row]) if is_whole else None)
 
-    def _rows(self, one: _HeldPart) -> Rows:
-        rows = compacted_ledgers.read_rows(format.index_path(self._view.folder, one.part.ledger_id), one.part.kept)
-        if len(rows) != one.part.kept:
-            raise CorruptFile(format.index_path(self._view.folder, one.part.ledger_id), 0, f"{one.part.kept} rows",
+    def _rows(self, part: _HeldPart) -> Rows:
+        rows = compacted_ledgers.read_rows(format.index_path(self._view.folder, part.part.ledger_id), part.part.kept)
+        if len(rows) != part.part.kept:
+            raise CorruptFile(format.index_path(self._view.folder, part.part.ledger_id), 0, f"{part.part.kept} rows",
                               f"{len(rows)}")
         return rows
 
-    def _whole_rows(self, one: _HeldPart) -> Rows:
+    def _whole_rows(self, part: _HeldPart) -> Rows:
         """Return all rows of a part, which are read and checked.  Raises CorruptFile if one is damaged."""
-        rows = self._rows(one)
+        rows = self._rows(part)
         self._count(rows.nbytes)
-        if not compacted_ledgers.is_valid(rows, one.part.ledger_id).all():
-            path = format.index_path(self._view.folder, one.part.ledger_id)
+        if not compacted_ledgers.is_valid(rows, part.part.ledger_id).all():
+            path = format.index_path(self._view.folder, part.part.ledger_id)
             raise CorruptFile(path, format.HEADER_SIZE, "whole rows", "a damaged one")
         return rows
 
-    def _chunks(self, one: _HeldPart) -> dict[int, int]:
+    def _chunks(self, part: _HeldPart) -> dict[int, int]:
         """Return {place of a message: its slot in the part} for those entries of a part that are chunks."""
-        if not one.keys.chunks:
+        if not part.keys.chunks:
             return {}
-        number, source = self._source(one.part.ledger_id)
-        rows = self._whole_rows(one)
-        at = np.flatnonzero(rows["flags"] & IS_CHUNK)
-        places = [compaction.place_of(number, source, message) for message in rows["message_index"][at].tolist()]
-        slots = at if one.batches is None else one.batches[at]
+        number, source = self._source(part.part.ledger_id)
+        rows = self._whole_rows(part)
+        chunk_rows = np.flatnonzero(rows["flags"] & IS_CHUNK)
+        places = compaction.place_of(number, source, rows["message_index"][chunk_rows].astype(np.int64)).tolist()
+        slots = chunk_rows if part.batches is None else part.batches[chunk_rows]
         return {place: slot for place, slot in zip(places, slots.tolist(), strict=True)
                 if place in self._chunk_places}
 
-    def _source(self, ledger_id: int) -> tuple[int, Source]:
+    def _source(self, ledger_id: int) -> tuple[int, compaction.Source]:
         """Return (number, source) of a ledger among the job's sources."""
-        for number, source in enumerate(self._job.sources, self._job.first_ledger):
-            if source.ledger_id == ledger_id:
-                return number, source
-        raise CorruptFile(format.index_path(self._view.folder, ledger_id), format.HEADER_SIZE, "rows", "none")
+        if (numbered := self._job.numbered(ledger_id)) is None:
+            raise CorruptFile(format.index_path(self._view.folder, ledger_id), format.HEADER_SIZE, "rows", "none")
+        return numbered
 
     def _remove_chunks(self, held: dict[int, _HeldPart], news: Rows) -> NDArray[np.int64]:
         """Remove chunks of messages that are gone from the parts.  Return the places of new chunks that are kept."""
         job = self._job
         if not job.chunk_places:
             return np.empty(0, np.int64)
-        chunks = {place: (one, slot) for one in held.values() for place, slot in self._chunks(one).items()}
+        chunks = {place: (part, slot) for part in held.values() for place, slot in self._chunks(part).items()}
         kept_lasts = [last for last in job.chunks if last in chunks and not chunks[last][0].removed[chunks[last][1]]]
         places = np.concatenate((news["place"], np.array(kept_lasts, np.int64)))
         extra = key_scan.kept_chunks(job, places)
@@ -257,68 +249,70 @@ class Continuation:
         room = _WRITTEN_ANEW * sum(source.size - (parts[source.ledger_id].size if source.ledger_id in parts else 0)
                                    for source in self._job.sources)
         chosen = set()
-        for ledger_id, one in sorted(held.items(), key=lambda item: item[1].lost, reverse=True):
-            if one.lost <= _LOST_MIN:
+        for ledger_id, held_part in sorted(held.items(), key=lambda item: item[1].lost, reverse=True):
+            if held_part.lost <= _LOST_MIN:
                 break
-            size = one.part.size + one.part.kept * format.COMPACTED_ROW.itemsize
-            if one.lost > _LOST_MAX or size <= room:
+            size = held_part.part.size + held_part.part.kept * format.COMPACTED_ROW.itemsize
+            if held_part.lost > _LOST_MAX or size <= room:
                 chosen.add(ledger_id)
                 room -= size
         return chosen
 
-    def _left(self, one: _HeldPart, source: Source, number: int) -> Rows:
+    def _left(self, part: _HeldPart, source: compaction.Source, number: int) -> Rows:
         """Return the SLOTs (n,) of the messages that are left of a part.  Raises CorruptFile."""
-        one.keys.check()
-        slots = np.flatnonzero(~one.removed)
-        items, rows = one.keys.items_of(slots), self._whole_rows(one)
-        left = np.zeros(len(slots), SLOT)
-        left["word"] = one.keys.words()[0][slots]
+        part.keys.check()
+        slots = np.flatnonzero(~part.removed)
+        items, rows = part.keys.items_of(slots), self._whole_rows(part)
+        kept = np.zeros(len(slots), SLOT)
+        kept["word"] = part.keys.words()[0][slots]
         for name in ("more", "time"):
-            left[name] = items[name]
-        firsts = rows["message_index"].astype(np.int64)[one.rows_of(slots)]
-        is_whole = (left["word"] == view_files.STAYS_WHOLE[0]) & (left["more"] == view_files.STAYS_WHOLE[1])
-        left["place"] = (number << LEDGER_BIT) + (firsts + items["index"] - source.first_message << MESSAGE_BIT) \
-            + HAS_KEY * (left["word"] != 0) + STAYS_WHOLE * is_whole
-        return left
+            kept[name] = items[name]
+        firsts = rows["message_index"].astype(np.int64)[part.rows_of(slots)]
+        is_whole = (kept["word"] == view_files.STAYS_WHOLE[0]) & (kept["more"] == view_files.STAYS_WHOLE[1])
+        kept["place"] = compaction.place_of(number, source, firsts + items["index"]) \
+            + compaction.HAS_KEY * (kept["word"] != 0) + compaction.STAYS_WHOLE * is_whole
+        return kept
 
-    def _written_anew(self, one: _HeldPart) -> Written:
+    def _written_anew(self, part: _HeldPart) -> Written:
         """Write a part anew without what was removed from it."""
-        job, ledger_id = self._job, one.part.ledger_id
-        rows = self._rows(one)
-        source = Source(ledger_id, int(rows["message_index"][0]), one.part.entries, one.part.entries,
-                        one.part.messages, one.part.size)
+        job, ledger_id = self._job, part.part.ledger_id
+        rows = self._rows(part)
+        source = compaction.Source(ledger_id, int(rows["message_index"][0]), part.part.entries, part.part.entries,
+                        part.part.messages, part.part.size)
         alone = replace(job, sources=(source,), first_ledger=0)
-        return self._counted(view_writer.write(alone, 0, self._left(one, source, 0)))
+        return self._counted(view_writer.write(alone, 0, self._left(part, source, 0)))
 
-    def _linked(self, one: _HeldPart) -> Part:
+    def _linked(self, part: _HeldPart) -> Part:
         """Link a part's files into the new view, with a mask of what is removed.  Return the new view's part."""
-        folder, target, ledger_id = self._view.folder, self._job.target, one.part.ledger_id
+        folder, target, ledger_id = self._view.folder, self._job.target, part.part.ledger_id
+        # Both views share the files, since no program writes into a view's files once it is complete.  Whatever changes
+        # goes into a mask of the new view: a reader of the old one goes on with what it was given before.
         for path in (format.ledger_path, format.index_path, view_files.keys_path):
             os.link(path(folder, ledger_id), path(target, ledger_id))
-        before = 0 if one.mask is None else int(np.count_nonzero(one.mask.slots))
-        if (count := int(np.count_nonzero(one.removed))) == before:
-            if one.mask is not None:
+        before = 0 if part.mask is None else int(np.count_nonzero(part.mask.slots))
+        if (count := int(np.count_nonzero(part.removed))) == before:
+            if part.mask is not None:
                 os.link(view_files.mask_path(folder, ledger_id), view_files.mask_path(target, ledger_id))
-            return one.part
-        assert count > before, one
-        mask = self._mask(one)
+            return part.part
+        assert count > before, part
+        mask = self._mask(part)
         data = mask.encode(ledger_id)
-        write_synced(view_files.mask_path(target, ledger_id), data)
-        return replace(one.part, messages=one.part.messages - one.messages, gone=int(np.count_nonzero(mask.rows)),
+        write_anew(view_files.mask_path(target, ledger_id), data)
+        return replace(part.part, messages=part.part.messages - part.messages, gone=int(np.count_nonzero(mask.rows)),
                        mask=len(data))
 
-    def _mask(self, one: _HeldPart) -> Mask:
+    def _mask(self, part: _HeldPart) -> Mask:
         """Return the mask of everything that is removed from a part."""
-        is_gone = one.removed
-        if one.batches is not None:
-            is_gone = np.add.reduceat((~one.removed).astype(np.int64), one.batches) == 0
-        pieces = [] if one.mask is None else [one.mask.cut]
-        for slots, indexes in one.cut:
+        is_gone = part.removed
+        if part.batches is not None:
+            is_gone = np.add.reduceat((~part.removed).astype(np.int64), part.batches) == 0
+        pieces = [] if part.mask is None else [part.mask.cut]
+        for slots, indexes in part.cut:
             pieces.append(np.zeros(len(slots), CUT_ROW))
-            pieces[-1]["row"], pieces[-1]["index"] = one.rows_of(slots), indexes
+            pieces[-1]["row"], pieces[-1]["index"] = part.rows_of(slots), indexes
         cut = np.concatenate(pieces) if pieces else np.empty(0, CUT_ROW)
         cut = cut[~is_gone[cut["row"]]]
-        return Mask(one.removed, is_gone, cut[np.argsort(cut, order=("row", "index"))])
+        return Mask(part.removed, is_gone, cut[np.argsort(cut, order=("row", "index"))])
 
 
 class _LookedFor:
@@ -337,31 +331,31 @@ class _LookedFor:
     def __repr__(self) -> str:
         return f"<_LookedFor {len(self._news)} keys>"
 
-    def find(self, one: _HeldPart, words: NDArray[np.uint32]) -> None:
+    def find(self, part: _HeldPart, words: NDArray[np.uint32]) -> None:
         """Remove the messages from a part that new ones replace, or note new messages as lost.
 
         words: of the part's keys (slots,).  Raises CorruptFile if an item of the part is damaged.
         """
         slots = np.flatnonzero(self._table[words >> np.uint32(32 - _FILTER_BITS)])
-        slots = slots[one.has_key[slots] & ~one.removed[slots]]
+        slots = slots[part.has_key[slots] & ~part.removed[slots]]
         first, end = (np.searchsorted(self._words, words[slots], side=side) for side in ("left", "right"))
         slots, first, end = slots[end > first], first[end > first], end[end > first]
         if not len(slots):
             return
-        items = one.keys.items_of(slots)
+        items = part.keys.items_of(slots)
         is_same = np.zeros(len(slots), bool)
         for number in range(int((end - first).max())):
-            at = np.flatnonzero((first + number < end) & ~is_same)
-            found = self._news[first[at] + number]
-            same = found["more"] == items["more"][at]
-            is_same[at] |= same
-            at, found = at[same], found[same]
+            number_of = np.flatnonzero((first + number < end) & ~is_same)
+            news = self._news[first[number_of] + number]
+            same = news["more"] == items["more"][number_of]
+            is_same[number_of] |= same
+            number_of, news = number_of[same], news[same]
             if self._by_event_time:
-                is_older = found["time"] < items["time"][at]
-                self.lost[self._order[(first[at] + number)[is_older]]] = True
-                at = at[~is_older]
-            one.remove(slots[at])
-            if one.keys.has_batches:
-                one.cut.append((slots[at], items["index"][at]))
+                is_older = news["time"] < items["time"][number_of]
+                self.lost[self._order[(first[number_of] + number)[is_older]]] = True
+                number_of = number_of[~is_older]
+            part.remove(slots[number_of])
+            if part.keys.has_batches:
+                part.cut.append((slots[number_of], items["index"][number_of]))
         if not is_same.all():      # by chance, or because an item is damaged
-            one.keys.check(slots[~is_same])
+            part.keys.check(slots[~is_same])

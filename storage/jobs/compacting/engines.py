@@ -161,7 +161,7 @@ class LocalEngine:
     @staticmethod
     def _newest(job: Job, done: Done, tell: Callable[[int], None], ends: float) -> Rows:
         """Return the newest message of each key, and keyless messages that are kept, as SLOTs (n,)."""
-        known, fresh, count, alone, looked = None, [], 0, [], 0
+        newest, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
             _check_time(ends)
             for scan in key_scan.scan_keys(job, stretch):
@@ -171,15 +171,15 @@ class LocalEngine:
                 looked += scan.messages
                 done.damage += scan.damage
                 done.size_read += scan.size
-                if count >= max(_MERGE_MIN, known.num_rows if known is not None else 0):
-                    known, fresh, count = _merged(known, fresh), [], 0
+                if count >= max(_MERGE_MIN, newest.num_rows if newest is not None else 0):
+                    newest, fresh, count = _merged(newest, fresh), [], 0
                     tell(looked)
             tell(looked)
         if fresh:
-            known = _merged(known, fresh)
-        if known is None:
+            newest = _merged(newest, fresh)
+        if newest is None:
             return np.empty(0, SLOT)
-        slots, places = key_scan.keyed_slots(known, job.seed), np.concatenate(alone)
+        slots, places = key_scan.keyed_slots(newest, job.seed), np.concatenate(alone)
         return np.concatenate((slots, key_scan.keyless_slots(places))) if len(places) else slots
 
 
@@ -222,8 +222,8 @@ def _check_time(ends: float) -> None:
         raise OutOfTime
 
 
-def _merged(known: pa.Table | None, fresh: list[pa.Table]) -> pa.Table:
-    return key_scan.newest_of(pa.concat_tables(fresh if known is None else [known, *fresh]))
+def _merged(newest: pa.Table | None, fresh: list[pa.Table]) -> pa.Table:
+    return key_scan.newest_of(pa.concat_tables(fresh if newest is None else [newest, *fresh]))
 
 
 class Spark:
@@ -306,27 +306,27 @@ class Spark:
             tell(stage, min(done, total), total)
 
         with _watched(context, look, ends):
-            left = jobs
+            remaining = jobs
             try:
                 results, again = self._continued([job for job in jobs if job.behind is not None], jobs, looked)
-                left = [*(job for job in jobs if job.behind is None), *again]
-                rows = self._run(left, looked, written, notes, sizes)
+                remaining = [*(job for job in jobs if job.behind is None), *again]
+                rows = self._run(remaining, looked, written, notes, sizes)
             except (PySparkException, Py4JError, OSError) as error:
                 _check_time(ends)      # then it was cancelled
                 why = f"Spark failed: {_reason(error)}"
         if why:
-            return results, [(job, Done(damage=list(job.damage), error=why)) for job in left]
-        of_left = [Done(damage=list(job.damage), size_read=job.size_read) for job in left]
+            return results, [(job, Done(damage=list(job.damage), error=why)) for job in remaining]
+        results_left = [Done(damage=list(job.damage), size_read=job.size_read) for job in remaining]
         for number, result in rows:
-            of_left[number].take(result)
+            results_left[number].take(result)
         for number, size in sizes.value:
-            of_left[number].size_read += size
+            results_left[number].size_read += size
         for number, is_error, text in notes.value:
             if is_error:
-                of_left[number].error = of_left[number].error or text
+                results_left[number].error = results_left[number].error or text
             else:
-                of_left[number].damage.append(text)
-        return [*results, *zip(left, of_left, strict=True)], []
+                results_left[number].damage.append(text)
+        return [*results, *zip(remaining, results_left, strict=True)], []
 
     def each(self, task: Callable[[int], Any], count: int, tell: Tell, stage: str, messages: list[int],
              ends: float = math.inf) -> list[Any]:
@@ -528,10 +528,10 @@ def check_java() -> None:
     java = f"{home}/bin/java" if home else shutil.which("java")
     missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install default-jre-headless"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr if java else ""
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr if java else ""
     except (OSError, subprocess.TimeoutExpired):
-        told = ""
-    version = re.search(r'version "(\d+)', told)
+        output = ""
+    version = re.search(r'version "(\d+)', output)
     if version is None:
         raise NoSpark(missing)
     if int(version[1]) < _JAVA_MIN:
@@ -539,7 +539,7 @@ def check_java() -> None:
 
 
 def _text(error: Exception) -> str:
-    """Return the text of an error that ends one compaction.  A stranger one is logged too."""
+    """Return the text of an error that ends one compaction.  An unexpected error is also logged."""
     if isinstance(error, OSError):
         return text_of(error)
     if isinstance(error, CannotCompact | CorruptFile):

@@ -38,12 +38,12 @@ def new_seed() -> bytes:
 def hashes(keys: pa.ChunkedArray | pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
     """Return the hashes of keys, which are not null: a word (n,) that is never 0, and 64 more bits (n,)."""
     words, more = np.empty(len(keys), np.uint32), np.empty(len(keys), np.uint64)
-    at = 0
-    for some in _pieces(keys if isinstance(keys, pa.ChunkedArray) else pa.chunked_array([keys])):
-        first, second, third = (total >> _HIGH for total in _sums(some, seed, 3))
-        words[at:at + len(some)] = np.maximum(first, np.uint64(1))
-        more[at:at + len(some)] = second << _HIGH | third
-        at += len(some)
+    done = 0
+    for piece in _pieces(keys if isinstance(keys, pa.ChunkedArray) else pa.chunked_array([keys])):
+        first, second, third = (total >> _HIGH for total in _sums(piece, seed, 3))
+        words[done:done + len(piece)] = np.maximum(first, np.uint64(1))
+        more[done:done + len(piece)] = second << _HIGH | third
+        done += len(piece)
     return words, more
 
 
@@ -75,11 +75,11 @@ def buckets(keys: pa.ChunkedArray, count: int) -> NDArray[np.int16]:
     """Return the bucket (n,), below `count`, of each key.  Keys, which are not null, are spread evenly."""
     numbers = np.zeros(len(keys), np.int16)
     if count > 1:
-        at = 0
-        for some in _pieces(keys):
-            [total] = _sums(some, _NO_SEED, 1)
-            numbers[at:at + len(some)] = (total >> _HIGH) % np.uint64(count)
-            at += len(some)
+        done = 0
+        for piece in _pieces(keys):
+            [total] = _sums(piece, _NO_SEED, 1)
+            numbers[done:done + len(piece)] = (total >> _HIGH) % np.uint64(count)
+            done += len(piece)
     return numbers
 
 

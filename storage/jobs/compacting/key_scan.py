@@ -22,18 +22,7 @@ from geminga.proto.rows import Rows, field_names
 from geminga.proto.sends import IS_BATCH
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import reading
-from geminga.storage.jobs.compacting import key_hashes
-from geminga.storage.jobs.compacting.compaction import (
-    HAS_KEY,
-    IS_TOMBSTONE,
-    LEDGER_BIT,
-    MESSAGE_BIT,
-    STAYS_WHOLE,
-    CannotCompact,
-    Job,
-    entries,
-    reason,
-)
+from geminga.storage.jobs.compacting import compaction, key_hashes
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
 from geminga.storage.ledgers.view_files import NO_KEY, SLOT
@@ -57,11 +46,19 @@ class KeyScan:
     size: int = 0                    # bytes read
 
 
-def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
-    """Yield the keys and places of a stretch's messages, some messages at a time.  Raises CannotCompact."""
-    number = next(at for at, source in enumerate(job.sources, job.first_ledger)
-                  if source.ledger_id == stretch.ledger_id)
-    source, damage, flags, counter, sizes_read = job.source(number), [], None, itertools.count(1), [0]
+def scan_keys(job: compaction.Job, stretch: Stretch) -> Iterator[KeyScan]:
+    """Yield the keys and places of a stretch's messages, some messages at a time.  Raises CannotCompact.
+
+    The stretch is one of the job's sources, or of a segment behind the one that is compacted.
+    """
+    if stretch.partition_id != job.partition_id:
+        yield from _scan_later(job, stretch)
+        return
+    numbered = job.numbered(stretch.ledger_id)
+    assert numbered is not None, stretch      # stretches are those of the job's sources
+    (number, source), flags, counter = numbered, None, itertools.count(1)
+    damage: list[str] = []
+    sizes_read = [0]
     columns = (*_COLUMNS, "event_time") if job.by_event_time else _COLUMNS
     schema = _KEYED if job.by_event_time else _KEYED.remove(2)
 
@@ -72,28 +69,26 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
 
     try:
         for batch in reading.batches(job.data_dir, stretch, columns, report, count=sizes_read.append):
-            if cancelled := job.cancelled.get(source.ledger_id):
-                batch = batch.filter(pc.invert(
-                    pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
+            batch = _without_cancelled(job, stretch, batch)
             keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns[:len(_COLUMNS)]
             firsts = indexes.to_numpy() - source.first_message
-            places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)
+            places = (number << compaction.LEDGER_BIT) + (firsts << compaction.MESSAGE_BIT)
             is_keyed = keys.is_valid().to_numpy(zero_copy_only=False)
             counts = np.ones(len(places), np.int64)
             if pc.any(encrypted).as_py():
                 if flags is None:
-                    flags = _flags(job, stretch)
+                    flags = _flags(job, source, stretch.end)
                 is_whole = encrypted.to_numpy(zero_copy_only=False) & (
                     flags["flags"][entry_ids.to_numpy()] & IS_BATCH != 0)
                 is_keyed &= ~is_whole
                 counts = np.where(is_whole, flags["messages"][entry_ids.to_numpy()], 1)
-                places += STAYS_WHOLE * is_whole
+                places += compaction.STAYS_WHOLE * is_whole
                 stays = is_whole if not job.retains_keyless else ~is_keyed
             else:
                 stays = ~is_keyed if job.retains_keyless else np.zeros(len(places), bool)
             alone = places[stays]
             is_tombstone = (sizes.to_numpy() == 0) | nulls.to_numpy(zero_copy_only=False)
-            places += HAS_KEY | is_tombstone
+            places += compaction.HAS_KEY | is_tombstone
             times = [batch["event_time"].cast(pa.int64()).fill_null(0)] if job.by_event_time else []
             keyed = pa.record_batch([keys, pa.array(places), *times], schema=schema)
             if not is_keyed.all():
@@ -103,28 +98,56 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             damage.clear()
             sizes_read.clear()
     except (OSError, CorruptFile, ViewReplaced) as error:
-        raise CannotCompact(reason(error)) from error
+        raise compaction.CannotCompact(compaction.reason(error)) from error
     if damage or sizes_read:
         yield KeyScan(pa.RecordBatch.from_pylist([], schema), np.empty(0, np.int64), 0, tuple(damage), sum(sizes_read))
 
 
-def _flags(job: Job, stretch: Stretch) -> Rows:
-    """Return the `flags` and `messages` (n,) of the index rows of a stretch's ledger, by entry id."""
-    flags = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
-    for some in entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
-        is_there = some.ids < stretch.end
+def _without_cancelled(job: compaction.Job, stretch: Stretch, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if cancelled := job.cancelled.get(stretch.ledger_id):
+        batch = batch.filter(pc.invert(pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
+    return batch
+
+
+def _scan_later(job: compaction.Job, stretch: Stretch) -> Iterator[KeyScan]:
+    """Yield the keys of messages of a segment behind the one that is compacted, as tombstones.  Raises CannotCompact.
+
+    What is damaged there, its own compaction reports.
+    """
+    columns = ("key", "entry_id", "event_time") if job.by_event_time else ("key", "entry_id")
+    schema, sizes_read = _KEYED if job.by_event_time else _KEYED.remove(2), [0]
+    place = (compaction.LATER << compaction.LEDGER_BIT) + (compaction.HAS_KEY | compaction.IS_TOMBSTONE)
+    try:
+        for batch in reading.batches(job.data_dir, stretch, columns, lambda text: None, count=sizes_read.append):
+            batch = _without_cancelled(job, stretch, batch)
+            count = batch.num_rows
+            batch = batch.filter(batch["key"].is_valid())
+            times = [batch["event_time"].cast(pa.int64()).fill_null(0)] if job.by_event_time else []
+            keyed = pa.record_batch([key_hashes.shortened(batch["key"], job.seed),
+                                     pa.array(np.full(batch.num_rows, place)), *times], schema=schema)
+            yield KeyScan(keyed, np.empty(0, np.int64), count, (), sum(sizes_read))
+            sizes_read.clear()
+    except (OSError, CorruptFile, ViewReplaced) as error:
+        raise compaction.CannotCompact(compaction.reason(error)) from error
+
+
+def _flags(job: compaction.Job, source: compaction.Source, end: int) -> Rows:
+    """Return the `flags` and `messages` (end,) of a ledger's index rows, by entry id."""
+    flags = np.zeros(end, [("flags", "<u4"), ("messages", "<u4")])
+    for block in compaction.entries(job, source):
+        is_there = block.ids < end
         for name in field_names(flags.dtype):
-            flags[name][some.ids[is_there]] = some.rows[name][is_there]
+            flags[name][block.ids[is_there]] = block.rows[name][is_there]
     return flags
 
 
-def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def kept_chunks(job: compaction.Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the places of chunks that a compaction keeps, besides the last chunks.
 
     They are the other chunks of kept messages, and all chunks of unfinished messages. places: of the newest message of
     each key.
     """
-    numbers = places[places & IS_TOMBSTONE == 0] >> MESSAGE_BIT << MESSAGE_BIT
+    numbers = places[places & compaction.IS_TOMBSTONE == 0] >> compaction.MESSAGE_BIT << compaction.MESSAGE_BIT
     lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # no bit below MESSAGE_BIT is set in them
     others = [place for last in lasts[np.isin(lasts, numbers)].tolist() for place in job.chunks[last]]
     return np.array([*others, *job.unfinished], np.int64)
@@ -188,15 +211,19 @@ def keyless_slots(places: NDArray[np.int64]) -> Rows:
     slots = np.zeros(len(places), SLOT)
     slots["place"] = places
     slots["word"], slots["more"] = NO_KEY
-    slots["more"][places & STAYS_WHOLE != 0] = WHOLE[1]
+    slots["more"][places & compaction.STAYS_WHOLE != 0] = WHOLE[1]
     return slots
 
 
 def by_ledger(slots: Rows) -> Iterator[tuple[int, Rows]]:
-    """Yield (number of a ledger in the run, its SLOTs, ascending by place) for SLOTs (n,) in any order."""
+    """Yield (number of a ledger in the run, its SLOTs, ascending by place) for SLOTs (n,) in any order.
+
+    Those of messages in segments behind are left out: no ledger of the run has them.
+    """
+    slots = slots[slots["place"] < compaction.LATER << compaction.LEDGER_BIT]
     if not len(slots):
         return
     order = np.argsort(slots["place"], kind="stable")
-    numbers = slots["place"][order] >> LEDGER_BIT
+    numbers = slots["place"][order] >> compaction.LEDGER_BIT
     for some in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):      # a copy of all at once would take memory
-        yield int(slots["place"][some[0]]) >> LEDGER_BIT, slots[some]
+        yield int(slots["place"][some[0]]) >> compaction.LEDGER_BIT, slots[some]

@@ -22,9 +22,8 @@ from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.compacting import compaction
-from geminga.storage.jobs.compacting.compaction import CannotCompact, Job
+from geminga.storage.jobs.compacting.compaction import CannotCompact, Job, Later
 from geminga.storage.jobs.compacting.engines import Done, LocalEngine, OutOfTime, Spark, Tell
-from geminga.storage.jobs.compacting.key_files import size_read
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 
@@ -48,6 +47,7 @@ class Target:
     topic: str
     retains_keyless: bool = False
     by_event_time: bool = False      # of a key the message with the latest event time stays, else the last one
+    later: tuple[int, ...] = ()      # ids of the partitions of all segments behind this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,12 @@ class Planned:
     view_size: int = 0
     view_read: int = 0               # bytes of the view in force that are read: of all entries, or of hashes of keys
     error: str = ""                  # why the partition cannot be compacted
+    later: tuple[Later, ...] = ()    # new messages of segments behind this one
 
     @property
     def size_read(self) -> int:
         """Bytes that a compaction of the partition reads."""
-        return self.size + self.view_read
+        return self.size + self.view_read + sum(one.size for one in self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,38 @@ class Night:
     error: str = ""                  # why it ended early
 
 
+class Taken:
+    """How far segments before others have taken over what those have: these are compacted no further.
+
+    A tombstone is in no view.  When a segment is compacted, it must have removed its key from all views before.
+    """
+
+    def __init__(self, planned: Iterable[Planned] = ()):
+        self._up_to: dict[int, dict[int, Position]] = {}      # segment -> {each segment before it: how far that is}
+        for one in planned:
+            self.block(one.target) if one.is_due or one.error else self.note(one)
+
+    def __repr__(self) -> str:
+        return f"<Taken {self._up_to}>"
+
+    def note(self, planned: Planned) -> None:
+        """Note how far a segment takes over what those behind it have; one without messages sets no bound."""
+        number = planned.target.partition_id
+        for bounds in self._up_to.values():
+            bounds.pop(number, None)
+        for one in planned.later:
+            self._up_to.setdefault(one.partition_id, {})[number] = one.up_to
+
+    def block(self, target: Target) -> None:
+        """Note that a segment takes over nothing, as its compaction waits or has failed."""
+        for partition_id in target.later:
+            self._up_to.setdefault(partition_id, {})[target.partition_id] = NOWHERE
+
+    def bound(self, partition_id: int) -> Position | None:
+        """Return the position up to which a partition may be compacted, None: to its end."""
+        return min(self._up_to.get(partition_id, {}).values(), default=None)
+
+
 _TOGETHER = 200                      # partitions that are compacted together: each takes a file descriptor
 _FIRST_BYTES = 256 << 20             # of them, until it is known how many bytes take how long
 
@@ -121,34 +154,48 @@ def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
     return [_plan(data_dir, target) for target in targets]
 
 
-def is_settled(data_dir: Path, target: Target) -> bool:
-    """Whether files say of all new entries in transactions how these have ended.  Raises CorruptFile, OSError."""
-    held = compacted_ledgers.open_view(format.partition_folder(data_dir, target.partition_id))
-    return confirmed.committed(data_dir, target.partition_id, behind=held.horizon if held else NOWHERE).is_all
-
-
-def _plan(data_dir: Path, target: Target) -> Planned:
+def _plan(data_dir: Path, target: Target, bound: Position | None = None) -> Planned:
+    """Return what a compaction would do.  bound: position up to which it goes at most."""
     folder = format.partition_folder(data_dir, target.partition_id)
     try:
         held = compacted_ledgers.open_view(folder)
         behind = held.horizon if held else NOWHERE
-        known = confirmed.committed(data_dir, target.partition_id, behind=behind)
-        horizon = known.up_to
+        committed = confirmed.committed(data_dir, target.partition_id, behind=behind)
+        horizon = committed.up_to if bound is None else max(behind, min(committed.up_to, bound))
         entries, messages, size = news(folder, target.partition_id, behind, horizon)
+        later = _later(data_dir, target) if held or entries or not committed.is_all else ()
+        if not committed.is_all:     # messages that are committed later must not outlive those behind them
+            later = tuple(replace(one, up_to=one.behind, messages=0, size=0) for one in later)
     except (CorruptFile, OSError) as error:
         text = text_of(error) if isinstance(error, OSError) else str(error)
         return Planned(target, False, f"it cannot be compacted: {text}", error=text)
     view = (held.number, held.manifest.entries, held.manifest.messages, held.manifest.size) if held else (0, 0, 0, 0)
-    if not entries:
+    if not entries and not any(one.messages for one in later):
         why = f"nothing has come since view {held.number}" if held else "there is nothing in it"
-        if not known.is_all:
+        if not committed.is_all:
             why = "all that has come is in transactions that are open, or behind them"
-        return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:])
+        if bound is not None and bound < committed.up_to:
+            why = "a segment before it has not been compacted"
+        return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:], later=later)
     why = f"{messages:,} new message{'' if messages == 1 else 's'}" + (f" since view {held.number}" if held else "")
-    read = 0 if held is None else size_read(
+    read = 0 if held is None else compaction.size_read(
         held, keeps_keyless=target.retains_keyless, by_event_time=target.by_event_time,
         grows=compaction.has_news(folder, target.partition_id, behind[0], behind))
-    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:], read)
+    horizon = max(behind, horizon)
+    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:], read, later=later)
+
+
+def _later(data_dir: Path, target: Target) -> tuple[Later, ...]:
+    """Return the new messages of the segments behind one.  Raises CorruptFile, OSError."""
+    found = []
+    for partition_id in target.later:
+        folder = format.partition_folder(data_dir, partition_id)
+        held = compacted_ledgers.open_view(folder)
+        behind = held.horizon if held else NOWHERE
+        up_to = confirmed.committed(data_dir, partition_id, behind=behind).up_to
+        _, messages, size = news(folder, partition_id, behind, up_to)
+        found.append(Later(partition_id, behind, up_to, messages, size))
+    return tuple(found)
 
 
 def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
@@ -188,29 +235,49 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
     """
     engine = engine or LocalEngine()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
+    taken = Taken(planned)
     with alone(data_dir):
-        due = [one for one in planned if one.is_due]
-        tell = _Teller(progress, sum(one.messages + one.view_messages for one in due))
+        due = [partition for partition in planned if partition.is_due]
+        tell = _Teller(progress, sum(partition.messages + partition.view_messages for partition in due))
         try:
-            for one in planned:
-                if not one.is_due:
-                    outcome = FAILED if one.error else NOTHING_NEW
-                    reports.append(PartitionReport(one.target.partition_id, one.target.topic, outcome, one.error,
-                                                   one.view, one.horizon))
+            for partition in planned:
+                if not partition.is_due:
+                    reports.append(PartitionReport(
+                        partition.target.partition_id, partition.target.topic,
+                        FAILED if partition.error else NOTHING_NEW, partition.error, partition.view,
+                        partition.horizon))
             if ends < math.inf:
                 due.sort(key=lambda one: (1, one.size) if one.target.partition_id in given_up else (0, -one.size))
+                due = _parents_first(due)
             pace = 0.0                       # bytes a second of the quickest round
-            while some := _next_round(due, pace, ends):
-                due, began = [one for one in due if one not in some], time.monotonic()
-                reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell, ends)
-                pace = max(pace, sum(one.size_read for one in some) / max(1e-3, time.monotonic() - began))
-                tell.next_round(sum(one.messages + one.view_messages for one in some))
-            reports += [PartitionReport(one.target.partition_id, one.target.topic, LATE, view=one.view,
-                                        given_up=one.target.partition_id in given_up) for one in due]
+            while together := _next_round(due, pace, ends):
+                due, began = [partition for partition in due if partition not in together], time.monotonic()
+                reports += _compact(data_dir, [partition.target for partition in together], adopt, engine, tell, taken,
+                                    ends)
+                size_read = sum(partition.size_read for partition in together)
+                pace = max(pace, size_read / max(1e-3, time.monotonic() - began))
+                tell.next_round(sum(partition.messages + partition.view_messages for partition in together))
+            reports += [PartitionReport(partition.target.partition_id, partition.target.topic, LATE,
+                                        view=partition.view, given_up=partition.target.partition_id in given_up)
+                        for partition in due]
         except Exception as failure:      # any error: the result has it, with the partitions done before
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
+
+
+def _parents_first(due: list[Planned]) -> list[Planned]:
+    """Return partitions in their order, but for segments that would come before their parents."""
+    before: dict[int, list[Planned]] = {}
+    for one in due:
+        for partition_id in one.target.later:
+            before.setdefault(partition_id, []).append(one)
+    placed: dict[int, Planned] = {}
+    for one in due:
+        for parent in sorted(before.get(one.target.partition_id, ()), key=lambda parent: parent.target.partition_id):
+            placed.setdefault(parent.target.partition_id, parent)
+        placed.setdefault(one.target.partition_id, one)
+    return list(placed.values())
 
 
 def _next_round(due: list[Planned], pace: float, ends: float) -> list[Planned]:
@@ -220,41 +287,49 @@ def _next_round(due: list[Planned], pace: float, ends: float) -> list[Planned]:
     """
     if ends == math.inf:
         return due[:_TOGETHER]
-    some: list[Planned] = []
+    chosen: list[Planned] = []
     seconds, size = ends - time.monotonic(), 0
     room = seconds * pace if pace else _FIRST_BYTES
-    for one in due if seconds > 0 else ():
-        is_first = not (some or pace)      # it may be larger: somewhere a night has to begin
-        if len(some) < _TOGETHER and (is_first or size + one.size_read <= room):
-            some.append(one)
-            size += one.size_read
-    return some
+    for partition in due if seconds > 0 else ():
+        is_first = not (chosen or pace)      # it may be larger: somewhere a night has to begin
+        if len(chosen) < _TOGETHER and (is_first or size + partition.size_read <= room):
+            chosen.append(partition)
+            size += partition.size_read
+    return chosen
 
 
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None = None,
-            progress: Tell | None = None) -> PartitionReport:
-    """Compact one partition now, if it has new messages."""
+            progress: Tell | None = None, taken: Taken | None = None) -> PartitionReport:
+    """Compact one partition now, if it has new messages.  taken: of the partitions that are compacted one by one."""
     planned = _plan(data_dir, target)
     tell = _Teller(progress, planned.messages + planned.view_messages)
-    return _compact(data_dir, [target], adopt, engine or LocalEngine(), tell)[0]
+    return _compact(data_dir, [target], adopt, engine or LocalEngine(), tell, taken or Taken())[0]
 
 
-def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine, tell: Tell,
+def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine, tell: Tell, taken: Taken,
              ends: float = math.inf) -> list[PartitionReport]:
-    """Compact partitions together.  Each partition's lock keeps other jobs from compacting the partition meanwhile."""
-    with contextlib.ExitStack() as taken:
+    """Compact partitions together.  Each partition's lock keeps other jobs from compacting the partition meanwhile.
+
+    Segments stand behind their parents.
+    """
+    with contextlib.ExitStack() as locked:
         reports, ready, jobs, ledgers = [], [], {}, 0
         for target in targets:
             folder = format.partition_folder(data_dir, target.partition_id)
             blank = PartitionReport(target.partition_id, target.topic, FAILED)
+            taken.block(target)
             try:
                 if not folder.exists():
                     raise CannotCompact("it was deleted meanwhile")
                 format.compacted_folder(folder).mkdir(exist_ok=True)
-                if not taken.enter_context(locks.lock(format.compacted_folder(folder) / locks.LOCK)):
+                if not locked.enter_context(locks.lock(format.compacted_folder(folder) / locks.LOCK)):
                     reports.append(replace(blank, outcome=BUSY, error="it is being compacted already"))
                     continue
-                planned = _plan(data_dir, target)      # anew: another job may have compacted the partition meanwhile
+                # Planned anew under the lock: another job may have compacted the partition since.  By the older plan
+                # this one would read a view that is gone, or make a second view of the same number.
+                planned = _plan(data_dir, target, taken.bound(target.partition_id))
+                if not planned.error:
+                    taken.note(planned)
                 if not planned.is_due:
                     outcome = FAILED if planned.error else NOTHING_NEW
                     reports.append(replace(blank, outcome=outcome, error=planned.error, view=planned.view,
@@ -264,9 +339,10 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
                 job = compaction.prepare(data_dir, target.partition_id, planned.view, planned.horizon,
                                          retains_keyless=target.retains_keyless,
                                          by_event_time=target.by_event_time, first_ledger=ledgers,
-                                         continues=planned.messages <= engine.continues_max)
+                                         continues=planned.messages <= engine.continues_max, later=planned.later)
                 compaction.begin(job)
             except (CannotCompact, OSError) as error:
+                taken.block(target)
                 reports.append(replace(blank, error=text_of(error) if isinstance(error, OSError) else str(error)))
                 continue
             ledgers += len(job.sources)
@@ -274,7 +350,13 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
             ready.append(job)
         try:
             for job, done in engine.compact(ready, tell, ends) if ready else ():
-                reports.append(_finished(job, done, *jobs.pop(job.partition_id), adopt))
+                target, planned = jobs.pop(job.partition_id)
+                bound = taken.bound(job.partition_id)
+                if bound is not None and bound < job.horizon and not done.error:
+                    done.error = "a segment before it could not be compacted"
+                reports.append(_finished(job, done, target, planned, adopt))
+                if reports[-1].outcome != COMPACTED:
+                    taken.block(target)
         except OutOfTime:
             reports += [PartitionReport(target.partition_id, target.topic, LATE, view=planned.view, given_up=True)
                         for target, planned in jobs.values()]

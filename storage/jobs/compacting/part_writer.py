@@ -9,6 +9,7 @@ from geminga.proto import checksums
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, KEPT_CHECKSUM
 from geminga.storage import format
+from geminga.storage.disk.files import write_anew
 from geminga.storage.disk.syscalls import write_back
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_headers, view_files
@@ -133,16 +134,6 @@ class KeysWriter:
 
     def finish(self, folder: Path, seed: bytes, *, has_times: bool, keeps_keyless: bool) -> None:
         """Write the file, synced.  Raises OSError."""
-        write_synced(view_files.keys_path(folder, self._ledger_id), view_files.encode_keys(
+        write_anew(view_files.keys_path(folder, self._ledger_id), view_files.encode_keys(
             self._ledger_id, seed, np.concatenate(self._slots), np.concatenate(self._counts),
             np.concatenate(self._indexes), chunks=self._chunks, has_times=has_times, keeps_keyless=keeps_keyless))
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file, synced.  Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        _write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -99,8 +99,8 @@ def finder(seeds: list[bytes]) -> Callable[[Iterator[_Block]], Iterator[_Slots]]
 
 def among(lasts: list[int]) -> Callable[[_Slots], list[int]]:
     """Return the function that finds those newest places which are of the last chunks of messages."""
-    def find(found: _Slots) -> list[int]:
-        places = np.frombuffer(found[1], SLOT)["place"]
+    def find(slots: _Slots) -> list[int]:
+        places = np.frombuffer(slots[1], SLOT)["place"]
         among: list[int] = places[np.isin(places >> compaction.MESSAGE_BIT << compaction.MESSAGE_BIT, lasts)].tolist()
         return among
     return find
@@ -110,16 +110,16 @@ def writer(jobs: list[Job], written: Sum, notes: Sum) -> Callable[[Iterator[_Slo
     """Return the function that runs the second pass of a compaction for some ledgers."""
     firsts = [job.first_ledger for job in jobs]
 
-    def write(found: Iterator[_Slots]) -> Iterator[Row]:
+    def write(blocks: Iterator[_Slots]) -> Iterator[Row]:
         by_ledger: dict[int, list[bytes]] = {}
-        for ledger, slots in found:
+        for ledger, slots in blocks:
             by_ledger.setdefault(ledger, []).append(slots)
         while by_ledger:
-            ledger, some = by_ledger.popitem()
+            ledger, pieces = by_ledger.popitem()
             number = bisect.bisect_right(firsts, ledger) - 1
             job, result = jobs[number], Written(None)
             try:
-                result = view_writer.write(job, ledger, np.frombuffer(b"".join(some), SLOT))
+                result = view_writer.write(job, ledger, np.frombuffer(b"".join(pieces), SLOT))
             except CannotCompact as error:
                 notes.add([(number, True, str(error))])
             written.add(job.source(ledger).messages)

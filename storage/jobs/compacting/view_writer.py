@@ -6,26 +6,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from geminga.proto.batch_parts import Unreadable
 from geminga.proto.frames import CHECKSUM_END, with_checksum
 from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
-from geminga.storage.jobs.compacting import rewriting
-from geminga.storage.jobs.compacting.compaction import (
-    HAS_KEY,
-    IS_TOMBSTONE,
-    LEDGER_BIT,
-    MESSAGE_BIT,
-    STAYS_WHOLE,
-    CannotCompact,
-    Entries,
-    Job,
-    Source,
-    entries,
-    reason,
-    remove,
-)
+from geminga.storage.jobs.compacting import compaction, rewriting
 from geminga.storage.jobs.compacting.part_writer import KeysWriter, PartWriter
 from geminga.storage.ledgers.compacted_ledgers import IS_MASKED, Part
 
@@ -43,7 +30,7 @@ class Written:
     size: int = 0                    # bytes read
 
 
-def write(job: Job, number: int, slots: Rows) -> Written:
+def write(job: compaction.Job, number: int, slots: Rows) -> Written:
     """Write the view's part of one ledger, synced.
 
     number: of the ledger in the run.  slots: SLOT (n,) of the newest message of each key, and of keyless messages that
@@ -53,8 +40,8 @@ def write(job: Job, number: int, slots: Rows) -> Written:
     """
     source = job.source(number)
     damage: list[str] = []
-    keyed = slots["place"] & HAS_KEY != 0
-    is_tombstone = slots["place"] & IS_TOMBSTONE != 0
+    keyed = slots["place"] & compaction.HAS_KEY != 0
+    is_tombstone = slots["place"] & compaction.IS_TOMBSTONE != 0
     counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
     slots = slots[~is_tombstone]
     slots = slots[np.argsort(slots["place"], kind="stable")]
@@ -64,55 +51,57 @@ def write(job: Job, number: int, slots: Rows) -> Written:
     try:
         keys = KeysWriter(source.ledger_id)
         with PartWriter(job.target, job.partition_id, source.ledger_id) as writer:
-            for some in entries(job, source):
+            for some in compaction.entries(job, source):
                 read += some.rows.nbytes + _copy(writer, keys, some, source, slots, damage)
             part = writer.finish(source.end)
         if part.kept:
             keys.finish(job.target, job.seed, has_times=job.by_event_time, keeps_keyless=job.retains_keyless)
     except (OSError, CorruptFile) as error:
-        remove(job, source.ledger_id)
-        raise CannotCompact(reason(error, job.target)) from error
+        compaction.remove(job, source.ledger_id)
+        raise compaction.CannotCompact(compaction.reason(error, job.target)) from error
     if not part.kept:
-        remove(job, source.ledger_id)
+        compaction.remove(job, source.ledger_id)
     return Written(part if part.kept else None, *counted, tuple(damage), read)
 
 
-def _copy(writer: PartWriter, keys: KeysWriter, some: Entries, source: Source, slots: Rows, damage: list[str]) -> int:
+def _copy(writer: PartWriter, keys: KeysWriter, block: compaction.Entries, source: compaction.Source, slots: Rows,
+          damage: list[str]) -> int:
     """Copy the entries with kept messages into the view, and rewrite batches that lose messages.
 
     slots: SLOT (n,) of kept messages in the ledger, ascending.  Returns how many bytes of entries were read.
     """
-    if not len(some.rows):
+    if not len(block.rows):
         return 0
-    firsts = some.rows["message_index"].astype(np.int64) - source.first_message
-    slots, rows_of, indexes = _locate(firsts, some.rows["messages"].astype(np.int64), slots)
+    firsts = block.rows["message_index"].astype(np.int64) - source.first_message
+    slots, rows_of, indexes = _locate(firsts, block.rows["messages"].astype(np.int64), slots)
     chosen, starts, slot_counts = np.unique(rows_of, return_index=True, return_counts=True)
     if not len(chosen):
         return 0
-    rows = some.rows[chosen].view(format.COMPACTED_ROW)
-    rows["entry_id"] = some.ids[chosen]
-    there, behind = _left(some, rows)
-    counts = np.where(slots["place"][starts] & STAYS_WHOLE != 0, there, slot_counts)
+    rows = block.rows[chosen].view(format.COMPACTED_ROW)
+    rows["entry_id"] = block.ids[chosen]
+    there, behind = _left(block, rows)
+    counts = np.where(slots["place"][starts] & compaction.STAYS_WHOLE != 0, there, slot_counts)
     # The bytes of a masked entry still have the messages that the mask removes.
     is_whole = (counts == there) & (rows["flags"] & IS_MASKED == 0)
     begins, masks = rows["offset"].astype(np.int64), []
     ends, cut = begins + rows["size"], np.flatnonzero(~is_whole).tolist()
     read = int((ends + behind - begins).sum())
     rows["flags"] &= ~np.uint32(IS_MASKED)
-    for at in cut:
-        masks.append(np.zeros(rows["messages"][at], bool))
-        masks[-1][indexes[starts[at]:starts[at] + slot_counts[at]]] = True
-    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:ends[at]])) for at in cut], masks)
+    for row_number in cut:
+        masks.append(np.zeros(rows["messages"][row_number], bool))
+        masks[-1][indexes[starts[row_number]:starts[row_number] + slot_counts[row_number]]] = True
+    rewritten = rewriting.cut(
+        [with_checksum(bytes(block.data[begins[row_number]:ends[row_number]])) for row_number in cut], masks)
     fresh, bad = {}, []
-    for at, entry, mask in zip(cut, rewritten, masks, strict=True):
-        if isinstance(entry, rewriting.Unreadable):
-            bad.append(at)
-            damage.append(f"entry {source.ledger_id}:{rows['entry_id'][at]}: {entry}")
+    for row_number, entry, mask in zip(cut, rewritten, masks, strict=True):
+        if isinstance(entry, Unreadable):
+            bad.append(row_number)
+            damage.append(f"entry {source.ledger_id}:{rows['entry_id'][row_number]}: {entry}")
             continue
-        fresh[at] = entry, rewriting.words_of(mask)
-        rows["size"][at], rows["crc32c"][at] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
-        rows["flags"][at] |= format.IS_CUT | KEPT_CHECKSUM
-    pieces = _pieces(some.data, begins, ends + behind, is_whole, fresh)
+        fresh[row_number] = entry, rewriting.words_of(mask)
+        rows["size"][row_number], rows["crc32c"][row_number] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
+        rows["flags"][row_number] |= format.IS_CUT | KEPT_CHECKSUM
+    pieces = _pieces(block.data, begins, ends + behind, is_whole, fresh)
     behind[list(fresh)] = [len(words) for _, words in fresh.values()]
     if bad:
         is_good = np.repeat(~np.isin(np.arange(len(rows)), bad), slot_counts)
@@ -127,7 +116,7 @@ def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64],
             slots: Rows) -> tuple[Rows, NDArray[np.intp], NDArray[np.int64]]:
     """Return (slot, entry, message within the entry) for each kept message that lies in a block's entries, ascending.
     """
-    kept = (slots["place"] & (1 << LEDGER_BIT) - 1) >> MESSAGE_BIT
+    kept = (slots["place"] & (1 << compaction.LEDGER_BIT) - 1) >> compaction.MESSAGE_BIT
     first, end = np.searchsorted(kept, [firsts[0], firsts[-1] + messages[-1]])
     slots, here = slots[first:end], kept[first:end]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
@@ -136,7 +125,7 @@ def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64],
     return slots[is_there], rows_of[is_there], indexes[is_there]
 
 
-def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _left(some: compaction.Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (messages that an entry still has, bytes of its ack-set words) for each row of a block.
 
     An entry that an earlier compaction has cut has fewer messages than its column `messages` says.

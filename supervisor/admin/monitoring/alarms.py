@@ -1,7 +1,7 @@
 """Alarms: conditions that an operator has to act on. This process looks for all of them once a second.
 
     alarm         is raised while
-    disk          an owner refuses publishing, or cannot read or write its files (storage/upkeep/disk_space.py)
+    disk          an owner refuses publishing, or cannot read or write its files (storage/open_topics/disk_space.py)
     memory        less than a part of the limit, or of the host's memory, is free; near the end publishing is refused
     certificate   a certificate expires within 30 days; logged again 7 days and one day before
     clock         the clock was put forward or back in the last hour, more than a time daemon corrects it
@@ -12,6 +12,7 @@
     transactions  consumers wait for a transaction that is open for long, or a decided one does not end
     exports       a message that nights have to export is older than two days, and is not exported
     replication   a message that is to go to another cluster is older than ten minutes, and is not there
+    segments      a change of segments, or a deletion of a scalable topic, has failed for 30 s, and is tried again
     standby       the known standby is not connected, or more than ten seconds behind; until it is, or is forgotten
 
 Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
@@ -24,22 +25,26 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from aiohttp import web
 
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.table_questions import ListUnexported, ListUnreplicated
+from geminga.storage.admin.table_questions import Listing, ListUnexported, ListUnreplicated
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep import missing_files
 from geminga.supervisor.admin.monitoring.hanging_transactions import HangingTransactions
-from geminga.supervisor.admin.requests.owners import OWNERS, Owners
+from geminga.supervisor.admin.requests.owners import OWNERS, Owners, whole_listing
+from geminga.supervisor.admin.resources.retries import Retries
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import host
-from geminga.supervisor.tasks.job_socket import REPORT, last_report
+from geminga.supervisor.tasks.job_socket import REPORT, NightReport, last_report
 from geminga.supervisor.wording import human
 from geminga.workers.identity.certificates import Tls, warning
+
+if TYPE_CHECKING:
+    from geminga.supervisor.admin.resources.standby import Standby
 
 _LOOK_SECONDS = 1.0
 # The clock has jumped if it changed by more than these seconds plus this part of the time that passed.  A time daemon
@@ -66,18 +71,15 @@ class Reason(NamedTuple):
     text: str
 
 
-class KnownStandby(Protocol):
-    """The standby of this broker, as far as its alarm needs it."""
+class RaisedAlarm(TypedDict):
+    """A raised alarm as `geminga status` and the console get it."""
 
-    @property
-    def is_fed(self) -> bool:
-        """Whether it is connected."""
-
-    def told(self) -> dict[str, Any] | None:
-        """Return its name and lag, None without a known standby."""
-
-    def forget(self) -> None:
-        """Forget it.  Raises OSError."""
+    alarm: str
+    since: str
+    since_ms: int
+    text: str
+    page: str
+    can_be_seen_to: bool
 
 
 class Raised(NamedTuple):
@@ -99,6 +101,7 @@ ALARMS = {
     "transactions": "G520",
     "exports": "G530",
     "replication": "G540",
+    "segments": "G560",
     "standby": "G550",
 }
 # Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
@@ -123,10 +126,13 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
-        self.transactions, self.exports, self.replication = HangingTransactions(), LateExports(), LateReplication()
-        self.standby: KnownStandby | None = None
+        self.transactions = HangingTransactions()
+        self.exports = Late(ListUnexported, _EXPORTS_SECONDS)
+        self.replication = Late(ListUnreplicated, _REPLICATION_SECONDS)
+        self.retries = Retries(wall)
+        self.standby: Standby | None = None
         self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
-        self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
+        self._night: tuple[tuple[int, int] | None, NightReport] = None, {}
         self.configure(config)
 
     def __repr__(self) -> str:
@@ -140,7 +146,7 @@ class Alarms:
 
     async def serve(self, app: web.Application):
         """Evaluate all alarms at intervals while the application runs."""
-        tasks = [asyncio.create_task(one) for one in (
+        tasks = [asyncio.create_task(watching) for watching in (
             self._watch(), self.transactions.watch(app), self.exports.watch(app[OWNERS]),
             self.replication.watch(app[OWNERS]))]
         yield
@@ -261,7 +267,7 @@ class Alarms:
             return Reason("late", f"no night has succeeded since {_moment(since)}")
         return None
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self) -> NightReport:
         """Return the report of the last nightly job.  The file is read again only when it has changed."""
         try:
             file = (self._data_dir / REPORT).stat()
@@ -297,20 +303,27 @@ class Alarms:
         others = f"; and {len(hanging) - _TOLD_MAX:,} others" if len(hanging) > _TOLD_MAX else ""
         return Reason(sorted(hanging), "; ".join(islice(hanging.values(), _TOLD_MAX)) + others)
 
+    def _segments(self, rows: Rows) -> Reason | None:
+        if not (stuck := self.retries.stuck()):
+            return None
+        others = f"; and {len(stuck) - _TOLD_MAX:,} others" if len(stuck) > _TOLD_MAX else ""
+        texts = (f"the {one.what} of {topic} has failed for {human.length(self._wall() - one.since)} and is tried "
+                 f"again: {one.why}" for topic, one in islice(stuck.items(), _TOLD_MAX))
+        return Reason(list(stuck), "; ".join(texts) + others)
+
     def _exports(self, rows: Rows) -> Reason | None:
         if not (oldest := self.exports.oldest):
             return None
-        topic, since_ms = oldest
-        age, many = human.length(self._wall() - since_ms / 1000), self.exports.topics
+        age, many = human.length(self._wall() - oldest["since_ms"] / 1000), self.exports.count
         count = f"; topics like that: {many:,}" if many > 1 else ""
-        return Reason("late", f"a message of {topic} is {age} old and not exported yet{count}; geminga nightly report "
-                              "tells how the last night went")
+        return Reason("late", f"a message of {oldest['topic']} is {age} old and not exported yet{count}; geminga "
+                              "nightly report tells how the last night went")
 
     def _replication(self, rows: Rows) -> Reason | None:
         if not (oldest := self.replication.oldest):
             return None
-        topic, remote, since_ms, is_connected = oldest
-        age, many = human.length(self._wall() - since_ms / 1000), self.replication.cursors
+        topic, remote, is_connected = oldest["topic"], oldest["remote"], oldest["is_connected"]
+        age, many = human.length(self._wall() - oldest["since_ms"] / 1000), self.replication.count
         count = f"; topics and clusters like that: {many:,}" if many > 1 else ""
         how = "which does not confirm it" if is_connected else "to which nothing is connected"
         return Reason((remote, is_connected), f"a message of {topic} is {age} old and not at cluster {remote} yet, "
@@ -329,18 +342,18 @@ class Alarms:
 
     # -- for status, metrics and /ready
 
-    def told(self) -> list[dict[str, Any]]:
+    def told(self) -> list[RaisedAlarm]:
         """Return the raised alarms as JSON objects for `geminga status`."""
         return [
             {
                 "alarm": name,
-                "since": _moment(one.since),
-                "since_ms": round(one.since * 1000),
-                "text": one.reason.text,
+                "since": _moment(alarm.since),
+                "since_ms": round(alarm.since * 1000),
+                "text": alarm.reason.text,
                 "page": page(name),
-                "can_be_seen_to": name in _SEEN_TO or (name == "standby" and one.reason.key == "gone"),
+                "can_be_seen_to": name in _SEEN_TO or (name == "standby" and alarm.reason.key == "gone"),
             }
-            for name, one in self.raised.items()
+            for name, alarm in self.raised.items()
         ]
 
     def clock_jumps(self) -> dict[str, int]:
@@ -354,75 +367,46 @@ class Alarms:
             yield self.raised["memory"].reason.text
 
 
-class LateExports:
-    """The topics with a message that has waited too long for its export, as they were at the last look."""
+class LateRow(TypedDict):
+    """A row of the questions for late exports and late replication; only the latter has the last two."""
 
-    def __init__(self) -> None:
+    topic: str
+    since_ms: int
+    remote: NotRequired[str]
+    is_connected: NotRequired[bool]
+
+
+class Late:
+    """Topics, or cursors, whose oldest message has waited too long, as they were at the last look."""
+
+    def __init__(self, question: type[ListUnexported | ListUnreplicated], look_seconds: int) -> None:
+        self._question, self._look_seconds = question, look_seconds
         self.bound_s = 0                             # of the age of such a message; 0: none is too old
-        self.oldest: tuple[str, int] | None = None   # (topic, time in ms at which its oldest such message was stored)
-        self.topics = 0                              # with a message that is too old
+        self.oldest: LateRow | None = None           # the row with the oldest message
+        self.count = 0                               # of topics or cursors with a message that is too old
 
     def __repr__(self) -> str:
-        return f"<LateExports topics={self.topics} oldest={self.oldest}>"
+        return f"<Late {self._question.__name__} count={self.count} oldest={self.oldest}>"
 
     async def watch(self, owners: Owners) -> None:
-        """Look for late exports, for ever."""
+        """Look for messages that wait too long, for ever."""
         while True:
             await self.look(owners)
-            await asyncio.sleep(min(_EXPORTS_SECONDS, self.bound_s or _EXPORTS_SECONDS))
+            await asyncio.sleep(min(self._look_seconds, self.bound_s or self._look_seconds))
 
     async def look(self, owners: Owners) -> None:
-        """Ask all owners for late exports.  If one does not answer, the last look holds until the next one."""
-        listings = []
+        """Ask all owners.  If one does not answer, the last look holds until the next one."""
+        listings: list[Listing] = []
         if self.bound_s:
-            question = ListUnexported(before_ms=time.time_ns() // 1_000_000 - 1_000 * self.bound_s, most=1)
+            question = self._question(before_ms=time.time_ns() // 1_000_000 - 1_000 * self.bound_s, most=1)
             try:
                 for index in range(owners.count):
-                    # An owner makes some rows in each of its passes, and answers without rows until all are made.
-                    while (listing := await owners.ask_owner(index, question)).stale:
-                        pass
-                    listings.append(listing)
+                    listings.append(await whole_listing(owners, index, question))
             except Refusal:
                 return
-        rows: list[Any] = [row for listing in listings for row in listing.rows]
-        self.topics = sum(listing.total for listing in listings)
-        self.oldest = min(((row["topic"], row["since_ms"]) for row in rows), key=lambda row: row[1], default=None)
-
-
-class LateReplication:
-    """The replication cursors whose oldest message has waited too long, as they were at the last look."""
-
-    def __init__(self) -> None:
-        self.bound_s = 0                             # of the age of such a message; 0: none is too old
-        # (topic, other cluster, time in ms at which its oldest such message was stored, whether the replicator reads)
-        self.oldest: tuple[str, str, int, bool] | None = None
-        self.cursors = 0                             # with a message that is too old
-
-    def __repr__(self) -> str:
-        return f"<LateReplication cursors={self.cursors} oldest={self.oldest}>"
-
-    async def watch(self, owners: Owners) -> None:
-        """Look for late replication, for ever."""
-        while True:
-            await self.look(owners)
-            await asyncio.sleep(min(_REPLICATION_SECONDS, self.bound_s or _REPLICATION_SECONDS))
-
-    async def look(self, owners: Owners) -> None:
-        """Ask all owners for late replication.  If one does not answer, the last look holds until the next one."""
-        listings: list[Any] = []
-        if self.bound_s:
-            question = ListUnreplicated(before_ms=time.time_ns() // 1_000_000 - 1_000 * self.bound_s, most=1)
-            try:
-                for index in range(owners.count):
-                    while (listing := await owners.ask_owner(index, question)).stale:      # as for late exports
-                        pass
-                    listings.append(listing)
-            except Refusal:
-                return
-        rows: list[Any] = [row for listing in listings for row in listing.rows]
-        self.cursors = sum(listing.total for listing in listings)
-        self.oldest = min(((row["topic"], row["remote"], row["since_ms"], row["is_connected"]) for row in rows),
-                          key=lambda row: row[2], default=None)
+        self.count = sum(listing.total for listing in listings)
+        rows: list[LateRow] = [cast("LateRow", row) for listing in listings for row in listing.rows]
+        self.oldest = min(rows, key=lambda row: row["since_ms"], default=None)
 
 
 def _damages(rows: Rows) -> int:

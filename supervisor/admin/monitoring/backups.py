@@ -1,17 +1,17 @@
 """Backups requested over HTTP, and the last one.  Each runs in a separate process, as `geminga backup` does."""
-import asyncio
 import os
-import sys
 from pathlib import Path
 
 from aiohttp import web
 
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.jobs import answer_of
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of
 from geminga.supervisor.tasks.backups import last_backup
 from geminga.workers.identity.authentication import NOT_ASKED
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 
 
 @routes.get("/ops/v1/backup")
@@ -37,40 +37,8 @@ async def make(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="keep is how many backups are left there; 0: all")
     _refuse_elsewhere(request, folder)
     data_dir = catalogue_of(request).path.resolve().parent
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "geminga.supervisor.main",
-        "backup",
-        "--data-dir",
-        str(data_dir),
-        "--keep",
-        str(keep),
-        "--json",
-        "--parent",
-        str(os.getpid()),
-        "--",
-        folder,
-    ]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
-    job = await asyncio.create_subprocess_exec(
-        *command,
-        env=ours,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        printed, said = await job.communicate()
-    finally:
-        if job.returncode is None:      # the request was cancelled
-            job.terminate()
-    if job.returncode:
-        why = said.decode(errors="replace").strip().removeprefix("geminga: ")
-        raise web.HTTPConflict(text=why or "The backup's job was killed")
-    return web.Response(body=printed, content_type="application/json")
+    return web.json_response(await answer_of(
+        "backup", "--data-dir", data_dir, "--keep", keep, "--json", "--parent", os.getpid(), "--", folder))
 
 
 def _is_path(text: str) -> bool:
@@ -83,7 +51,7 @@ def _refuse_elsewhere(request: web.Request, folder: str) -> None:
     """Refuse a folder in which the caller may not create and delete backups.  Raises 403."""
     allowed = request.app[TOPICS].config.http.backup_folders
     if allowed:
-        if not any(Path(folder).resolve().is_relative_to(Path(one).resolve()) for one in allowed):
+        if not any(Path(folder).resolve().is_relative_to(Path(parent).resolve()) for parent in allowed):
             raise web.HTTPForbidden(text=f"Backups over HTTP go to {', '.join(allowed)}: "
                                          "backup_folders of [http] in the configuration")
     elif request[IDENTITY] is NOT_ASKED and not _is_on_this_host(request):

@@ -3,11 +3,30 @@
 Names are Pulsar's, but for those that begin with `geminga_`. The counters are those of storage/runtime/counters.py,
 which all processes share; collector.py reads them.
 """
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from prometheus_client.core import Metric
+
+from geminga.supervisor.tasks.job_socket import NightReport
 from geminga.supervisor.tasks.night_progress import Progress
+
+
+def metric(kind: Callable[..., Metric], name: str, text: str, labels: Sequence[str],
+           values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return a metric of prometheus_client.  values: (a text for each of the labels, the value)."""
+    made: Any = kind(name, text, labels=labels)
+    for texts, value in values:
+        made.add_metric(texts, value)
+    return made
+
+
+def buckets(counts: Iterable[int], bounds: Iterable[float]) -> list[tuple[str, int]]:
+    """Return a histogram's buckets in Prometheus' cumulative form: (upper bound, count of all values up to it)."""
+    texts = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return list(zip(texts, itertools.accumulate(counts), strict=True))
 
 
 class BrokerMetric(NamedTuple):
@@ -57,10 +76,12 @@ HEALTH = {0: -1, 1: 1, 2: 0}      # the counter's value -> Pulsar's
 OWN = {
     "entries_dropped": "Entries of non-persistent topics dropped because a subscription had no permits for them",
     "deliveries_dropped": "Entries of non-persistent topics dropped because a client read too slowly",
+    "dead_letters": "Entries that became dead letters: delivered too often, or expired",
     "entries_parked": "Entries put into quarantine because too many consumers ended while they held them",
     "acks_of_damaged": "Messages that clients acknowledged because they could not read them",
     "acks_undecrypted": "Messages that clients acknowledged because they had no key to decrypt them",
     "acks_ignored": "Cumulative acknowledgements ignored because the subscription is Shared or Key_Shared",
+    "messages_filtered": "Messages that the filters of subscriptions kept from consumers",
     "damage_found": "Damage found in files; the log has a line for each",
     "entries_lost": "Entries lost because their index rows were damaged",
     "entries_duplicate": "Entries not stored again because deduplication knew them",
@@ -69,11 +90,15 @@ OWN = {
     "starts": "Starts of this process; every start after the first replaced a process that had ended",
     "syncs_failed": "Times that the owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands other than SEND, ACK and FLOW",
+    "scheduled_published": "Messages that schedules have published",
+    "scheduled_missed": "Planned times of schedules that were dropped, because they were missed",
     "web_sockets_opened": "Connections that asked for a WebSocket",
     "replicated_messages": "Messages sent to other clusters, again after a failure too",
     "replicated_bytes": "Bytes of messages sent to other clusters",
     "replication_filtered": "Entries not sent to a cluster, because they came from one or name others",
     "replication_failures": "Times that messages of a partition stopped going to a cluster",
+    "dead_letters_moved": "Messages published to dead letter topics by the broker",
+    "dead_letter_failures": "Times that dead letters of a subscription could not be moved",
     "tls_connections": "Connections to a port with TLS",
     "tls_handshakes": "TLS handshakes that succeeded",
     "tls_handshakes_failed": "TLS handshakes that the client or the broker refused",
@@ -90,13 +115,20 @@ OWNER_GAUGES = {
     "publishing_refused": "1 while publishing is refused because there is no room on the disk",
     "disk_free_bytes": "Free bytes of the file system with the data folder",
     "is_waiting": "1 while the disk keeps the owner from starting",
+    "kept_topics": "Deleted topics that can be taken back",
+    "kept_backlogs": "Cleared backlogs that can be taken back",
+    "kept_bytes": "Bytes of deleted topics and cleared backlogs that can be taken back",
+    "schedules": "Schedules that publish to the owner's topics",
+    "schedules_waiting": "Schedules of which a message could not be published yet",
 }
+WATCHES = "layout_watches", "namespace_watches"      # counters of workers; see scalable_families.py
 WORKER_GAUGES = {"in_flight_bytes": "Bytes of entries sent to owners that these have not taken in"}
 WEB_GAUGES = {"web_sockets": "WebSockets that are open"}
 REPLICATOR_GAUGES = {
     "replication_lanes": "Partitions and clusters to which their messages are to go, as pairs",
     "replication_lanes_connected": "Those of them whose messages can go now",
     "replication_unanswered": "Entries sent to other clusters that have no receipt yet",
+    "dead_letter_lanes": "Subscriptions whose dead letters are being moved",
     "replication_links_down": "Other clusters to which there is no connection",
 }
 # Histogram -> (Pulsar's name of the summary, HELP text).
@@ -152,9 +184,8 @@ RUNNING_NIGHT: dict[str, tuple[str, Callable[[Progress], float | None]]] = {
     "remaining_seconds": ("Seconds that the night that runs is expected to take yet; none while they are not known",
                           attrgetter("seconds_left")),
 }
-Report = dict[str, Any]      # of a night
 # Metrics of the last nightly job: name behind geminga_nightly_ -> (HELP text, function of its report).
-NIGHT: dict[str, tuple[str, Callable[[Report], float]]] = {
+NIGHT: dict[str, tuple[str, Callable[[NightReport], float]]] = {
     "last_success_timestamp_seconds": ("Time when a night last succeeded, in seconds since 1970; 0 if none has",
                                        lambda night: night["last_success_ms"] / 1000),
     "last_run_timestamp_seconds": ("Time when a night last ended, in seconds since 1970",

@@ -10,7 +10,7 @@ import psutil
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import PULSAR_VERSION
 from geminga.storage.runtime.counters import BOUNDS_S, Counters
 from geminga.supervisor.admin.monitoring import coordinators
 from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
@@ -30,8 +30,11 @@ from geminga.supervisor.admin.monitoring.broker_families import (
     RUNNING_NIGHT,
     SUMMARIES,
     SUMS,
+    WATCHES,
     WEB_GAUGES,
     WORKER_GAUGES,
+    buckets,
+    metric,
 )
 from geminga.supervisor.admin.monitoring.stats import Measured, processes
 from geminga.supervisor.admin.requests import authentication
@@ -40,6 +43,7 @@ from geminga.supervisor.tasks.job_socket import last_report
 from geminga.workers.addresses import url
 
 if TYPE_CHECKING:
+    from geminga.supervisor.admin.monitoring.scalable_families import ScalableFamilies
     from geminga.supervisor.admin.resources.compaction import Compactions
     from geminga.workers.identity.certificates import Tls
 
@@ -63,6 +67,7 @@ class Collector:
         self.certificates: Tls | None = None
         self.compactions: Compactions | None = None
         self.alarms: Alarms | None = None
+        self.scalable: ScalableFamilies | None = None
         self.configure(config)
 
     def __repr__(self) -> str:
@@ -81,12 +86,10 @@ class Collector:
         def total(name: str) -> int:
             return sum(row[name] for _, row in rows.values())
 
-        labels = ["cluster", "version", "commit"]
-        version = GaugeMetricFamily("pulsar_version_info", "Version of the broker", labels=labels)
-        version.add_metric([self._cluster, SERVER_VERSION.split()[2], ""], 1)
-        yield version
-        for counter, metric in BROKER.items():
-            yield self._single(metric.name, metric.text, total(counter), is_gauge=metric.is_gauge)
+        yield metric(GaugeMetricFamily, "pulsar_version_info", "Version of the broker",
+                     ["cluster", "version", "commit"], [((self._cluster, PULSAR_VERSION, ""), 1)])
+        for counter, single in BROKER.items():
+            yield self._single(single.name, single.text, total(counter), is_gauge=single.is_gauge)
         for counter, (name, text) in CONNECTIONS.items():
             yield self._of_broker(name, text, "broker_connection", total(counter))
         yield from self._bytes(total)
@@ -103,14 +106,14 @@ class Collector:
         for histogram, (name, text) in SUMMARIES.items():
             yield self._summary(histogram, name, text)
         yield self._quota_check()
+        if self.scalable is not None:
+            yield from self.scalable.families(
+                self._cluster, [owner.head["scalable"] for owner in self.measured if owner is not None],
+                {name: total(name) for name in WATCHES})
         yield from self._host()
-        expired = CounterMetricFamily("geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
-                                      labels=["process", "reason"])
-        for counter, reason in EXPIRED.items():
-            for process, (role, row) in rows.items():
-                if role == "owner":
-                    expired.add_metric([process, reason], row[counter])
-        yield expired
+        yield metric(CounterMetricFamily, "geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
+                     ["process", "reason"], [((process, reason), row[counter]) for counter, reason in EXPIRED.items()
+                                             for process, (role, row) in rows.items() if role == "owner"])
         for gauges, whose in ((OWNER_GAUGES, "owner"), (WORKER_GAUGES, "worker"), (WEB_GAUGES, "web"),
                               (REPLICATOR_GAUGES, "replicator")):
             for counter, text in gauges.items():
@@ -130,16 +133,13 @@ class Collector:
 
     def _single(self, name: str, text: str, value: float, *, is_gauge: bool) -> Metric:
         """Return a metric with the cluster as its only label."""
-        family = (GaugeMetricFamily if is_gauge else CounterMetricFamily)(name, text, labels=["cluster"])
-        family.add_metric([self._cluster], value)
-        return family
+        kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
+        return metric(kind, name, text, ["cluster"], [((self._cluster,), value)])
 
-    def _of_broker(self, name: str, text: str, metric: str, value: float) -> Metric:
+    def _of_broker(self, name: str, text: str, group: str, value: float) -> Metric:
         """Return a gauge with the labels that Pulsar gives to metrics of a broker as a whole."""
-        labels: dict[str, Any] = {"cluster": self._cluster, "broker": self._host_name, "metric": metric}
-        family = GaugeMetricFamily(name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), value)
-        return family
+        return metric(GaugeMetricFamily, name, text, ["cluster", "broker", "metric"],
+                      [((self._cluster, str(self._host_name), group), value)])
 
     # -- topics as a whole
 
@@ -150,36 +150,28 @@ class Collector:
                 ("in", "Bytes of entries published", "system_topic", (total("bytes_in") - of_system, of_system)),
                 ("out", "Bytes of entries delivered to consumers, and read by compactions", "system_subscription",
                  (total("bytes_out"), self.compactions.bytes_read if self.compactions else 0))):
-            family = CounterMetricFamily(f"pulsar_broker_{way}_bytes", text, labels=["cluster", label])
-            for is_system, value in zip(("false", "true"), values, strict=True):
-                family.add_metric([self._cluster, is_system], value)
-            yield family
+            yield metric(CounterMetricFamily, f"pulsar_broker_{way}_bytes", text, ["cluster", label],
+                         [((self._cluster, "false"), values[0]), ((self._cluster, "true"), values[1])])
 
     def _sums(self) -> Iterator[Metric]:
         """Yield sums over all open topics, and gauges of topics without series and of owners that did not answer."""
         answered = [owner for owner in self.measured if owner is not None]
         for name, (column, text) in SUMS.items():
             yield self._single(f"pulsar_{name}", text, sum(owner.total(column) for owner in answered), is_gauge=True)
-        evictions = CounterMetricFamily(
-            "pulsar_broker_storage_backlog_quota_exceeded_evictions",
-            "Times that a backlog quota acknowledged the oldest messages of subscriptions",
-            labels=["cluster", "quota_type"])
-        for kind, column in (("size", "evicted_by_size"), ("time", "evicted_by_age")):
-            evictions.add_metric([self._cluster, kind], sum(owner.total(column) for owner in answered))
-        yield evictions
+        yield metric(CounterMetricFamily, "pulsar_broker_storage_backlog_quota_exceeded_evictions",
+                     "Times that a backlog quota acknowledged the oldest messages of subscriptions",
+                     ["cluster", "quota_type"], [
+                         ((self._cluster, kind), sum(owner.total(column) for owner in answered))
+                         for kind, column in (("size", "evicted_by_size"), ("time", "evicted_by_age"))])
         loaded = sum(sum(owner.head["loaded"]) for owner in answered)
         yield self._single("pulsar_broker_topics_count", "Open topics and partitions", loaded, is_gauge=True)
-        rolled_up = GaugeMetricFamily(
-            "geminga_series_rolled_up", "Topics and subscriptions without series of their own, summed by namespace",
-            labels=["of"])
-        rolled_up.add_metric(["topics"], sum(owner.head["rolled_up"] for owner in answered))
-        rolled_up.add_metric(["subscriptions"], sum(owner.head["rolled_up_subscriptions"] for owner in answered))
-        yield rolled_up
-        text = "0 if the owner did not answer, so that its topics are missing in this scrape"
-        measured = GaugeMetricFamily("geminga_owner_measured", text, labels=["process"])
-        for index, owner in enumerate(self.measured):
-            measured.add_metric([f"owner-{index}"], owner is not None)
-        yield measured
+        yield metric(GaugeMetricFamily, "geminga_series_rolled_up",
+                     "Topics and subscriptions without series of their own, summed by namespace", ["of"], [
+                         ((of,), sum(owner.head[field] for owner in answered)) for of, field in (
+                             ("topics", "rolled_up"), ("subscriptions", "rolled_up_subscriptions"))])
+        yield metric(GaugeMetricFamily, "geminga_owner_measured",
+                     "0 if the owner did not answer, so that its topics are missing in this scrape", ["process"],
+                     [((f"owner-{index}",), owner is not None) for index, owner in enumerate(self.measured)])
 
     # -- histograms
 
@@ -194,7 +186,7 @@ class Collector:
             for (role, index), counters in self._counters.items():
                 if role == whose:
                     counts, seconds = counters.histogram(name)
-                    family.add_metric([f"{role}-{index}"], _buckets_of(counts), seconds)
+                    family.add_metric([f"{role}-{index}"], buckets(counts, BOUNDS_S), seconds)
             yield family
 
     def _quota_check(self) -> Metric:
@@ -202,7 +194,7 @@ class Collector:
         family = HistogramMetricFamily(
             "pulsar_storage_backlog_quota_check_duration_seconds",
             "Seconds that an owner takes to check the ages of all backlogs", labels=["cluster"])
-        family.add_metric([self._cluster], _buckets_of(counts), seconds)
+        family.add_metric([self._cluster], buckets(counts, BOUNDS_S), seconds)
         return family
 
     def lately(self, name: str) -> tuple[float, Counts, float]:
@@ -247,45 +239,35 @@ class Collector:
 
     def _certificate_expiry(self) -> Metric:
         text = "Seconds until the first certificate expires in the file that a key of the configuration names"
-        family = GaugeMetricFamily("geminga_certificate_expiry_seconds", text, labels=["key"])
-        for key, expires in self.certificates.expiries().items() if self.certificates else ():
-            family.add_metric([key], expires - time.time())
-        return family
+        expiries = self.certificates.expiries() if self.certificates else {}
+        return metric(GaugeMetricFamily, "geminga_certificate_expiry_seconds", text, ["key"],
+                      [((key,), expires - time.time()) for key, expires in expiries.items()])
 
     def _alarms(self, alarms: Alarms) -> Iterator[Metric]:
         """Yield a gauge for each alarm, and metrics of memory and of clock jumps."""
-        family = GaugeMetricFamily(
-            "geminga_alarm", "1 while the alarm is raised; geminga status gives its reason", labels=["alarm"])
-        for name in ALARMS:
-            family.add_metric([name], int(name in alarms.raised))
-        yield family
-        told = alarms.standby.told() if alarms.standby is not None else None
-        for name, text, field, unit in (
-                ("lag_seconds", "Time since everything was on the disk of the known standby", "lag_ms", 1000),
-                ("connected", "1 while the known standby is connected", "connected", 1)):
-            family = GaugeMetricFamily(f"geminga_standby_{name}", text, labels=[])
-            if told is not None:
-                family.add_metric([], told[field] / unit)
-            yield family
+        yield metric(GaugeMetricFamily, "geminga_alarm", "1 while the alarm is raised; geminga status gives its reason",
+                     ["alarm"], [((name,), name in alarms.raised) for name in ALARMS])
+        standby = alarms.standby.told() if alarms.standby is not None else None
+        yield metric(GaugeMetricFamily, "geminga_standby_lag_seconds",
+                     "Time since everything was on the disk of the known standby", [],
+                     [((), standby["lag_ms"] / 1000)] if standby is not None else [])
+        yield metric(GaugeMetricFamily, "geminga_standby_connected", "1 while the known standby is connected", [],
+                     [((), standby["connected"])] if standby is not None else [])
         memory, jumped = alarms.memory, alarms.clock_jumps()
         for name, text, value in (("used", "Bytes of memory in use that cannot be reclaimed", memory.used),
                                   ("limit", "Bytes of memory that the control group or the host has", memory.limit)):
             yield GaugeMetricFamily(f"geminga_memory_{name}_bytes", text, value)
-        jumps = CounterMetricFamily("geminga_clock_jumps", "Jumps of the host's clock", labels=["direction"])
-        for direction in ("forward", "back"):
-            jumps.add_metric([direction], jumped[direction])
-        yield jumps
+        yield metric(CounterMetricFamily, "geminga_clock_jumps", "Jumps of the host's clock", ["direction"],
+                     [((direction,), jumped[direction]) for direction in ("forward", "back")])
 
     def _nightly(self) -> Iterator[Metric]:
         """Yield compactions that run and wait, the progress of a night, and the results of the last one.
 
         Progress is left out while no night runs, results if there was none.
         """
-        under_way = GaugeMetricFamily("geminga_compactions", "Partitions being compacted, and waiting for compaction",
-                                      labels=["state"])
-        for state, count in (self.compactions.counts if self.compactions else {}).items():
-            under_way.add_metric([state], count)
-        yield under_way
+        under_way = self.compactions.counts if self.compactions else {}
+        yield metric(GaugeMetricFamily, "geminga_compactions", "Partitions being compacted, and waiting for compaction",
+                     ["state"], [((state,), count) for state, count in under_way.items()])
         running = self.compactions.nights.look() if self.compactions else None
         yield GaugeMetricFamily("geminga_nightly_running", "1 while a night runs", int(running is not None))
         for name, (text, progress) in RUNNING_NIGHT.items():
@@ -326,16 +308,8 @@ class Collector:
 
 def _by_process(kind: _Kind, name: str, text: str, values: Mapping[str, int]) -> Metric:
     """Return a metric with the prefix `geminga_` and a value for each process."""
-    family = kind(f"geminga_{name}", text, labels=["process"])
-    for process, value in values.items():
-        family.add_metric([process], value)
-    return family
-
-
-def _buckets_of(counts: Iterable[int]) -> list[tuple[str, int]]:
-    """Return a histogram's buckets in Prometheus' cumulative form: (upper bound, count of all values up to it)."""
-    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
-    return list(zip(bounds, np.cumsum(list(counts)).tolist(), strict=True))
+    return metric(kind, f"geminga_{name}", text, ["process"],
+                  [((process,), value) for process, value in values.items()])
 
 
 def quantiles_ms(counts: Counts, quantiles: Iterable[float] = _QUANTILES) -> list[float]:

@@ -3,22 +3,27 @@
 Every owner is a coordinator, and counts since its start.
 """
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.transactions import CoordinatorFigures, GetCoordinators
 from geminga.storage.transactions.coordinator import DURATIONS_MS
+from geminga.supervisor.admin.monitoring.broker_families import metric
 from geminga.supervisor.admin.requests.owners import Owners
 
 Coordinators = dict[int, CoordinatorFigures]      # by number
 
 _LABELS = ["cluster", "coordinator_id"]
 _SECONDS = 2.0      # limit for an owner's answer
-_COUNTERS = {"created": "Transactions begun", "committed": "Transactions committed", "aborted": "Transactions aborted",
-             "timeout": "Transactions aborted because their time was over",
-             "append_log": "Changes of transactions that the coordinator noted in its journal"}
+_COUNTERS = {      # name behind pulsar_txn_ -> (field of the figures, HELP text)
+    "created": ("created", "Transactions begun"), "committed": ("committed", "Transactions committed"),
+    "aborted": ("aborted", "Transactions aborted"),
+    "timeout": ("timed_out", "Transactions aborted because their time was over"),
+    "append_log": ("appended", "Changes of transactions that the coordinator noted in its journal")}
 
 
 async def coordinators(owners: Owners) -> Coordinators:
@@ -36,27 +41,23 @@ async def coordinators(owners: Owners) -> Coordinators:
 
 def families(cluster: str, told: Coordinators) -> Iterator[Metric]:
     """Yield metrics with a value for each coordinator."""
-    active = GaugeMetricFamily("pulsar_txn_active_count", "Transactions that have not ended", labels=_LABELS)
-    for number, figures in told.items():
-        active.add_metric([cluster, str(number)], figures.active)
-    yield active
-    for name, text in _COUNTERS.items():
-        counter = CounterMetricFamily(f"pulsar_txn_{name}", f"{text} since the owner started", labels=_LABELS)
-        for number, figures in told.items():
-            counts = {"created": figures.created, "committed": figures.committed, "aborted": figures.aborted,
-                      "timeout": figures.timed_out, "append_log": figures.appended}
-            counter.add_metric([cluster, str(number)], counts[name])
-        yield counter
-    unanswered = GaugeMetricFamily("pulsar_txn_tb_client_pending_requests",
-                                   "Decided ends of transactions that topics have not carried out", labels=["cluster"])
-    unanswered.add_metric([cluster], sum(figures.unanswered for figures in told.values()))
-    yield unanswered
+    def each(kind: Callable[..., Metric], name: str, text: str, value: Callable[[CoordinatorFigures], int]) -> Metric:
+        values = [((cluster, str(number)), value(figures)) for number, figures in told.items()]
+        return metric(kind, f"pulsar_txn_{name}", text, _LABELS, values)
+
+    yield each(GaugeMetricFamily, "active_count", "Transactions that have not ended", attrgetter("active"))
+    for name, (field, text) in _COUNTERS.items():
+        yield each(CounterMetricFamily, name, f"{text} since the owner started", attrgetter(field))
+    yield metric(GaugeMetricFamily, "pulsar_txn_tb_client_pending_requests",
+                 "Decided ends of transactions that topics have not carried out", ["cluster"],
+                 [((cluster,), sum(figures.unanswered for figures in told.values()))])
     bounds = [*map(str, DURATIONS_MS), "overflow"]
-    for at, (before, bound) in enumerate(zip(["0", *bounds], bounds, strict=False)):
-        text = (f"Transactions that took longer than {before} ms" if bound == "overflow" else
-                f"Transactions that took longer than {before} ms and at most {bound} ms")
-        bucket = GaugeMetricFamily(
-            f"pulsar_txn_execution_latency_le_{bound}", f"{text}, since the owner started", labels=_LABELS)
-        for number, figures in told.items():
-            bucket.add_metric([cluster, str(number)], figures.durations[at])
-        yield bucket
+    for bucket, (before, bound) in enumerate(zip(["0", *bounds], bounds, strict=False)):
+        at_most = "" if bound == "overflow" else f" and at most {bound} ms"
+        yield each(GaugeMetricFamily, f"execution_latency_le_{bound}",
+                   f"Transactions that took longer than {before} ms{at_most}, since the owner started",
+                   partial(_duration, bucket))
+
+
+def _duration(bucket: int, figures: CoordinatorFigures) -> int:
+    return figures.durations[bucket]

@@ -9,16 +9,18 @@ from pathlib import Path
 
 from aiohttp import web
 
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import PULSAR_VERSION
 from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authentication import SIGN_IN, STATIC
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, INSIDE, TOPICS
 from geminga.supervisor.host import host
-from geminga.supervisor.pulsar_client import client
+from geminga.workers.pulsar_client import client
+from geminga.workers.pulsar_client.connection import ClientError
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 # Paths that are answered while the broker loads.
@@ -28,7 +30,7 @@ _TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 
 
-@routes.get("/status.html")
+@routes.get("/status.html", right=None)
 async def status(request: web.Request) -> web.Response:
     """Answer "OK": the process serves HTTP."""
     return web.Response(text="OK")
@@ -47,8 +49,8 @@ async def guard(request: web.Request,
     return await handler(request)
 
 
-@routes.get("/ready")
-@routes.get("/admin/v2/brokers/ready")
+@routes.get("/ready", right=None)
+@routes.get("/admin/v2/brokers/ready", right=None)
 async def ready(request: web.Request) -> web.Response:
     """Answer 200 "ok" if every process serves, else 503 with the reasons.  No message is published."""
     if wrong := obstacles(request.app):
@@ -82,6 +84,8 @@ def obstacles(app: web.Application) -> list[str]:
         if role == "admin":
             continue
         row = counters.read()
+        if role in ("web", "replicator") and not row["serving_pid"] and row["starts"] < 2:
+            continue      # nobody has needed it yet, or the first one waits for it
         if not row["serving_pid"] and not row["is_waiting"] and reasons:
             continue      # it has never served, because the broker is still loading
         if row["is_waiting"]:
@@ -95,10 +99,10 @@ def obstacles(app: web.Application) -> list[str]:
     return reasons + list(app[ALARMS_OF].obstacles())
 
 
-@routes.get("/admin/v2/brokers/version")
+@routes.get("/admin/v2/brokers/version", right=None)
 async def version(request: web.Request) -> web.Response:
     """Answer with the version of Pulsar whose administration this is."""
-    return web.Response(text=SERVER_VERSION.split()[2])
+    return web.Response(text=PULSAR_VERSION)
 
 
 @routes.get("/admin/v2/brokers/health")
@@ -111,7 +115,7 @@ async def health(request: web.Request) -> web.Response:
     try:
         async with asyncio.timeout(_SECONDS):
             await _round_trip(request.app[INSIDE])
-    except (OSError, client.ClientError, TimeoutError) as error:
+    except (OSError, ClientError, TimeoutError) as error:
         request.app[COUNTERS]["admin", 0].set("health", _FAILED)
         raise web.HTTPServiceUnavailable(text=f"The round trip failed: {error or 'it took too long'}") from None
     request.app[COUNTERS]["admin", 0].set("health", _PASSED)
@@ -125,6 +129,6 @@ async def _round_trip(inside: Path) -> None:
         payload = uuid.uuid4().bytes
         [message_id] = await session.publish(TOPIC, [payload])
         if payload not in await session.read(TOPIC, message_id):
-            raise client.ClientError("the message that was published was not there to read")
+            raise ClientError("the message that was published was not there to read")
     finally:
         session.close()

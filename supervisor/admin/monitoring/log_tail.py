@@ -7,9 +7,10 @@ from aiohttp import web
 
 from geminga.storage.runtime.log import LEVELS, NAMES, log
 from geminga.storage.runtime.log_lines import Line
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import number_of
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _ROWS, _ROWS_MAX = 200, 1_000
 _TEXT_MAX = 256              # characters of a text that is looked for
 _TIME_MAX = 1 << 50          # ms

@@ -4,27 +4,38 @@ The broker, its processes and the host come from collector.py, through prometheu
 from the owners as columns of numbers (stats.py), and series.py writes their lines.
 """
 import asyncio
+from functools import partial
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.monitoring import coordinators
 from geminga.supervisor.admin.monitoring.collector import Collector
+from geminga.supervisor.admin.monitoring.property_labels import property_labels
+from geminga.supervisor.admin.monitoring.scalable_series import WholeTopics
 from geminga.supervisor.admin.monitoring.series import Series
 from geminga.supervisor.admin.monitoring.stats import measure, put_sent
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import Owners
 from geminga.supervisor.configuration.config import Config
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 
 
 class Metrics:
     """All metrics of one broker, as text for Prometheus."""
 
-    def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], owners: Owners):
-        """Combine shared counters and the owners' statistics.  counters: (role, index) of a process -> its counters."""
+    def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], owners: Owners,
+                 catalogue: Catalogue | None = None):
+        """Combine shared counters and the owners' statistics.  counters: (role, index) of a process -> its counters.
+
+        catalogue: has what owners do not know of topics.
+        """
+        self._catalogue = catalogue
         self._owners, self.collector = owners, Collector(config, counters)
+        self._topics = WholeTopics()
         self._registry = CollectorRegistry()
         self._registry.register(self.collector)
         self.configure(config)
@@ -47,7 +58,13 @@ class Metrics:
         await put_sent(self._data_dir, measured)
         self.collector.measured = measured
         head = generate_latest(self._registry)
-        series = Series(self._cluster, [owner for owner in measured if owner is not None])
+        answered = [owner for owner in measured if owner is not None]
+        if self._catalogue is None:
+            series = Series(self._cluster, answered)
+        else:
+            if not options.segments and self.collector.scalable is not None:
+                answered = self._topics.together(answered, *self.collector.scalable.names())
+            series = Series(self._cluster, answered, partial(property_labels, self._catalogue, options))
         compactions = self.collector.compactions
         lines = [*series.families(), *series.compactions(compactions.records() if compactions else [], most)]
         return b"".join([head, *(family.encode() for family in lines)])
@@ -56,8 +73,8 @@ class Metrics:
 METRICS = web.AppKey("metrics", Metrics)
 
 
-@routes.get("/metrics")
-@routes.get("/metrics/")
+@routes.get("/metrics", right=None)
+@routes.get("/metrics/", right=None)
 async def metrics(request: web.Request) -> web.Response:
     """Answer with all metrics, for Prometheus."""
     body = await request.app[METRICS].text()

@@ -9,12 +9,13 @@ import psutil
 from aiohttp import web
 
 from geminga.proto import names
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import VERSION
+from geminga.storage.open_topics.disk_space import refuse_below
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
-from geminga.storage.upkeep.disk_space import refuse_below
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.monitoring.health import loading, obstacles
 from geminga.supervisor.admin.monitoring.stats import Measured, measure
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     CONTROL,
@@ -30,10 +31,9 @@ from geminga.supervisor.configuration import exposure
 from geminga.supervisor.host.build import build
 from geminga.supervisor.tasks.job_socket import last_report
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _LEVEL_SECONDS, _LEVEL_SECONDS_MAX = 300, 7 * 24 * 3600
 _RULES_MAX = 100
-_VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 _MEASURE_SECONDS = 1.0       # owners that have not answered by then are left out
 _COUNTED = {
     "subscriptions": "subscriptions",
@@ -125,7 +125,7 @@ async def status(request: web.Request) -> web.Response:
                  if role == "owner" and measured[index] is not None)
     return web.json_response(
         {
-            "version": _VERSION,
+            "version": VERSION,
             "commit": made.commit,
             "committed": made.committed,
             "data_dir": str(app[TOPICS].config.data_dir.resolve()),
@@ -139,7 +139,7 @@ async def status(request: web.Request) -> web.Response:
                 _process("supervisor", psutil.Process(os.getppid()), 1),
                 *(
                     _process(role if role == "admin" else f"{role}-{index}", row["pid"], row["starts"])
-                    for (role, index), row in rows.items()
+                    for (role, index), row in rows.items() if row["starts"]
                 ),
             ],
             "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
@@ -155,6 +155,11 @@ async def status(request: web.Request) -> web.Response:
             "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize,
                      "refuse_below_bytes": refuse_below(disk, app[TOPICS].storage)},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
+            "kept": {"topics": sum(row["kept_topics"] for row in rows.values()),
+                     "backlogs": sum(row["kept_backlogs"] for row in rows.values()),
+                     "bytes": sum(row["kept_bytes"] for row in rows.values())},
+            "schedules": {"total": sum(row["schedules"] for row in rows.values()),
+                          "waiting": sum(row["schedules_waiting"] for row in rows.values())},
             "standby": alarms.standby.told() if alarms.standby is not None else None,
             "running_night": night and asdict(night),
             "night": _night(request),
@@ -176,16 +181,16 @@ def _rates(answered: list[Measured]) -> dict[str, float]:
 
 
 def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str, Any]:
-    told = {"process": name, "pid": process if isinstance(process, int) else process.pid,
+    row = {"process": name, "pid": process if isinstance(process, int) else process.pid,
             "started_again": max(0, starts - 1)}
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         with process.oneshot():
-            return told | {"state": process.status(), "uptime_seconds": round(time.time() - process.create_time()),
+            return row | {"state": process.status(), "uptime_seconds": round(time.time() - process.create_time()),
                            "memory_bytes": process.memory_info().rss,
                            "cpu_seconds": round(sum(process.cpu_times()[:2]), 2)}
     except (psutil.NoSuchProcess, ValueError):
-        return told | {"state": "gone", "uptime_seconds": 0, "memory_bytes": 0, "cpu_seconds": 0.0}
+        return row | {"state": "gone", "uptime_seconds": 0, "memory_bytes": 0, "cpu_seconds": 0.0}
 
 
 def _night(request: web.Request) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ prometheus_client. Topics beyond `metrics.topics_max` are summed by namespace un
 """
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,10 @@ class Series:
     Labels are kept as text from the opening brace on, without the closing one, except where a comment says otherwise.
     """
 
-    def __init__(self, cluster: str, measured: list[Measured]):
+    def __init__(self, cluster: str, measured: list[Measured],
+                 more_labels: Callable[[str], dict[str, str]] = lambda topic: {}):
+        """more_labels: gives further labels of a topic by its name."""
+        self._more_labels = more_labels
         self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
         self._namespaces: list[str] = []               # labels of all owners' namespaces, owner by owner
         self._topics: list[str] = []
@@ -66,6 +69,7 @@ class Series:
         head, cluster = owner.head, _escaped(self.cluster)
         namespaces = [f'{{cluster="{cluster}",namespace="{_escaped(name)}"' for name in head["namespaces"]]
         topics = [f'{{cluster="{cluster}",namespace="{_escaped(namespace_of(name))}",topic="{_escaped(name)}"'
+                  + "".join(f',{label}="{_escaped(value)}"' for label, value in self._more_labels(name).items())
                   for name in head["topics"]]
         self._namespaces += namespaces
         self._topics += topics
@@ -122,9 +126,11 @@ class Series:
         if name != self._last_name:
             head = _head(name, family.text, family.type)
         self._last_name = name
+        if family.only:
+            return head + self._some(family, labels, columns, others)
         values, end, namespaces = self._values(family, columns), f"{family.labels}}} ", self._namespaces
         if family.prefix:
-            labels, namespaces = ([_LABEL.sub(rf"\1{family.prefix}", one, count=3) for one in texts]
+            labels, namespaces = ([_LABEL.sub(rf"\1{family.prefix}", text, count=3) for text in texts]
                                   for texts in (labels, namespaces))
         if values is None:
             lines = [f"{name}{label}{end}0\n" for label in labels]
@@ -135,6 +141,15 @@ class Series:
             values = self._values(family, others) or [0] * len(namespaces)
             lines += [f"{name}{label}{end}{value}\n" for label, value in zip(namespaces, values, strict=True)]
         return head + "".join(lines)
+
+    def _some(self, family: Family, labels: list[str], columns: Columns, others: Columns) -> str:
+        """Return the lines of a metric that only some topics or subscriptions have."""
+        lines = []
+        for each, of_each in ((labels, columns), (self._namespaces if family.sums else [], others)):
+            for at in np.flatnonzero(of_each[family.only]).tolist() if each else ():
+                value = (self._values(family, of_each) or [0] * len(each))[at]
+                lines.append(f"{family.name}{each[at]}{family.labels}}} {value}\n")
+        return "".join(lines)
 
     def _values(self, family: Family, columns: Columns) -> list[float] | None:
         """Return a metric's values, whole numbers as int; None if all of them are 0."""

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import psutil
 from aiohttp import web
+from numpy.typing import NDArray
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import PULSAR_VERSION
 from geminga.storage.admin.figures import TopicFigures
 from geminga.storage.admin.questions import BytesBehind, GetStatistics, GetStorage, GetStored, Measure
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.units import instant
 from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.storage.statistics.statistics import unpack
 from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.monitoring import topic_json
-from geminga.supervisor.admin.requests import replicator
+from geminga.supervisor.admin.requests import replicator, rights
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
@@ -30,15 +32,17 @@ from geminga.supervisor.admin.requests.request_parts import (
     Asking,
     ask_each,
     ask_single,
+    ask_usable,
     body_of,
     catalogue_of,
     is_set,
     parts_of,
     topic_of,
+    usable,
 )
 from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _EVERYTHING = 1 << 30      # topics: all of them
 _MEASURE_SECONDS = 8       # less than the ten seconds after which a Prometheus server gives up
 # Fields whose largest value stands for all partitions; other numbers are summed.
@@ -91,7 +95,7 @@ _ALONE = (
 
 # -- topics
 
-@routes.get(TOPIC + "/stats")
+@routes.get(TOPIC + "/stats", right=rights.LOOKS_UP)
 async def stats(request: web.Request) -> web.Response:
     """Answer with statistics of a topic without partitions, or of one partition."""
     _refuse_unknown_namespace(request)
@@ -131,7 +135,7 @@ async def _add_lanes(request: web.Request, topics: Sequence[TopicName], told: Se
                     "msgOutCount": lane["messagesSent"], "bytesOutCount": lane["bytesSent"]}
         if lane is not None and lane["connected"]:
             one |= {"outboundConnection": lane["address"],
-                    "outboundConnectedSince": topic_json.iso(lane["connectedSince"])}
+                    "outboundConnectedSince": instant(lane["connectedSince"])}
         elif lane is not None and lane["error"]:
             one["lastError"] = lane["error"]
 
@@ -150,17 +154,22 @@ def _partitions(request: web.Request) -> int:
     return count
 
 
-@routes.get(TOPIC + "/partitioned-stats")
+@routes.get(TOPIC + "/partitioned-stats", right=rights.LOOKS_UP)
 async def partitioned_stats(request: web.Request) -> web.Response:
-    """Answer with the merged statistics of all partitions, and with each partition's unless perPartition=false."""
-    count, names = _partitions(request), parts_of(request)
-    figures = await ask_each(request, names, _question(request))
-    stats = [_told(request, topic, one) for topic, one in zip(names, figures, strict=True)]
+    """Answer with the merged statistics of all partitions, and with each partition's unless perPartition=false.
+
+    Partitions whose files cannot be used are left out, and named with their errors.
+    """
+    count, parts, per_partition = _partitions(request), parts_of(request), is_set(request, "perPartition", default=True)
+    answers = await ask_usable(request, parts, _question(request))
+    errors = {topic: one.message for topic, one in zip(parts, answers, strict=True) if isinstance(one, Refusal)}
+    names = [topic for topic in parts if topic not in errors]
+    stats = [_told(request, topic, one) for topic, one in zip(names, usable(answers), strict=True)]
     await _add_lanes(request, names, stats)
-    per_partition = request.query.get("perPartition", "").lower() != "false"
     return web.json_response(together(stats) | {
         "metadata": {"partitions": count, "deleted": False},
-        "partitions": dict(zip(map(str, names), stats, strict=True)) if per_partition else {}})
+        "partitions": dict(zip(map(str, names), stats, strict=True)) if per_partition else {},
+        **({"partitionErrors": {str(topic): why for topic, why in errors.items()}} if errors else {})})
 
 
 def together(partitions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -209,7 +218,7 @@ def _columns(lists: list[list]) -> Iterable[list]:
     return ([one[at] for one in lists if at < len(one)] for at in range(max(map(len, lists))))
 
 
-@routes.get(TOPIC + "/internalStats")
+@routes.get(TOPIC + "/internalStats", right=rights.LOOKS_UP)
 async def internal_stats(request: web.Request) -> web.Response:
     """Answer with a topic's ledgers and cursors."""
     _refuse_unknown_namespace(request)
@@ -217,7 +226,7 @@ async def internal_stats(request: web.Request) -> web.Response:
     return web.json_response(topic_json.internal_stats(topic_of(request), figures))
 
 
-@routes.get(TOPIC + "/partitioned-internalStats")
+@routes.get(TOPIC + "/partitioned-internalStats", right=rights.LOOKS_UP)
 async def partitioned_internal_stats(request: web.Request) -> web.Response:
     """Answer with the ledgers and cursors of each partition."""
     count, names = _partitions(request), parts_of(request)
@@ -226,7 +235,7 @@ async def partitioned_internal_stats(request: web.Request) -> web.Response:
     return web.json_response({"metadata": {"partitions": count, "deleted": False}, "partitions": stats})
 
 
-@routes.get(TOPIC + "/internal-info")
+@routes.get(TOPIC + "/internal-info", right=rights.LOOKS_UP)
 async def internal_info(request: web.Request) -> web.Response:
     """Answer with the ledgers and cursors of the topic, or of each of its partitions."""
     _refuse_unknown_namespace(request)
@@ -237,7 +246,7 @@ async def internal_info(request: web.Request) -> web.Response:
     return web.json_response({"version": 0, "partitions": dict(zip(map(str, names), infos, strict=True))})
 
 
-@routes.get(TOPIC + "/backlog")
+@routes.get(TOPIC + "/backlog", right=rights.CONSUMES)
 async def backlog(request: web.Request) -> web.Response:
     """Answer with the sizes of what subscriptions have left."""
     _refuse_unknown_namespace(request)
@@ -245,9 +254,9 @@ async def backlog(request: web.Request) -> web.Response:
     return web.json_response(stats | {"brokerName": request.url.host or ""})
 
 
-@routes.put(TOPIC + "/backlogSize")
+@routes.put(TOPIC + "/backlogSize", right=rights.CONSUMES)
 async def backlog_size(request: web.Request) -> web.Response:
-    """Answer with the bytes stored from the message id in the body to the end of the topic."""
+    """Answer with the bytes that are stored behind the message id in the body."""
     _refuse_unknown_namespace(request)
     identity = await body_of(request)
     try:
@@ -265,8 +274,9 @@ async def backlog_size(request: web.Request) -> web.Response:
 class Measured:
     """Statistics of one owner: a row for each of its busiest topics, and sums by namespace of all further topics."""
 
-    def __init__(self, data: bytes):
-        self.head, tables = unpack(data)
+    def __init__(self, head: dict[str, Any], tables: list[NDArray[np.float64]]):
+        """See `statistics.pack` for both."""
+        self.head = head
         self.topics, self.subscriptions, self.other_topics, self.other_subscriptions, self.replication = tables
 
     def __repr__(self) -> str:
@@ -304,7 +314,7 @@ async def measure(owners: Owners, most: int, *, consumers: bool = False, produce
                 # The owner makes some rows in each of its passes, and answers with numbers until all are made.
                 while not isinstance(packed := await owners.ask_owner(index, question), bytes):
                     pass
-                return Measured(packed)
+                return Measured(*unpack(packed))
         except (Refusal, TimeoutError):
             return None
 
@@ -475,7 +485,7 @@ async def load_report(request: web.Request) -> web.Response:
                 service="pulsarServiceUrl",
                 service_tls="pulsarServiceUrlTls",
             ),
-            "brokerVersionString": SERVER_VERSION.split()[2],
+            "brokerVersionString": PULSAR_VERSION,
             "persistentTopicsEnabled": True,
             "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
             "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},

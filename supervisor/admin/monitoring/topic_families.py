@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto.job_properties import PRIORITIES
 from geminga.supervisor.admin.resources.compaction import Record
 
 Columns = dict[str, NDArray[Any]]                    # column name -> one number for each topic or subscription
@@ -29,6 +30,7 @@ class Family(NamedTuple):
     sums: bool = True             # whether topics without series of their own are summed up; else they have none
     labels: str = ""              # further ones, behind those of the topic or subscription
     prefix: str = ""              # of the names of labels
+    only: str = ""                # a column: where it is 0 there is no series; "": there is one everywhere
 
 
 def _ratio(above: str, below: str) -> Values:
@@ -195,6 +197,10 @@ SUBSCRIPTION_FAMILIES = [
     Family("geminga_subscription_backlog_messages",
            "Unacknowledged messages: those published since the subscription was created, less acknowledged, expired, "
            "skipped and evicted ones", "backlog_messages"),
+    *(Family("geminga_subscription_waiting",
+             "Entries that wait, by priority, where a topic's Shared consumers get the highest priority first",
+             f"waiting_{priority}", labels=f',priority="{priority}"', only="by_priority")
+      for priority in range(PRIORITIES)),
 ]
 
 # -- replication to another cluster; topics without series of their own are not summed up

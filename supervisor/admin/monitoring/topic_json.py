@@ -5,7 +5,6 @@ Geminga's own are `messages` of a subscription, an account of all messages since
 `replicationBacklogSize` of another cluster, bytes that it does not have yet, and, where nights export a topic,
 `exportedPosition`, `lastExportTimestamp`, `unexportedSize` and `oldestUnexportedMessageAgeSeconds`.
 """
-from datetime import UTC, datetime
 from typing import Any
 
 from geminga.proto.names import TopicName, is_system
@@ -22,6 +21,7 @@ from geminga.storage.admin.figures import (
     TopicFigures,
     ViewFigures,
 )
+from geminga.storage.runtime.units import instant
 from geminga.storage.statistics.columns import THROTTLED
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
         **dict(zip(("ongoingTxnCount", "abortedTxnCount", "committedTxnCount"), figures.transactions, strict=True)),
-        "publishers": [_publisher_stats(topic, one) for one in figures.publishers],
+        "publishers": [_publisher_stats(topic, publisher) for publisher in figures.publishers],
         "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions,
         "replication": _replication(figures),
         "deduplicationStatus": "Enabled" if figures.deduplicates else "Disabled",
@@ -129,7 +129,7 @@ def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
         "lastExpireTimestamp": figures.expired_ms, "lastConsumedFlowTimestamp": figures.flow_ms,
         "lastConsumedTimestamp": figures.consumed_ms, "lastAckedTimestamp": figures.acked_ms,
         "lastMarkDeleteAdvancedTimestamp": figures.advanced_ms,
-        "consumers": [_consumer_stats(one) for one in figures.consumers], "isDurable": figures.is_durable,
+        "consumers": [_consumer_stats(consumer) for consumer in figures.consumers], "isDurable": figures.is_durable,
         "isReplicated": figures.is_replicated, "allowOutOfOrderDelivery": figures.allows_out_of_order,
         "consumersAfterMarkDeletePosition": {}, "drainingHashesCount": figures.draining_hashes,
         "drainingHashesClearedTotal": figures.hashes_cleared,
@@ -137,7 +137,8 @@ def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
         "nonContiguousDeletedMessagesRanges": figures.acknowledged_runs,
         "nonContiguousDeletedMessagesRangesSerializedSize": figures.bitmap_bytes,
         "delayedMessageIndexSizeInBytes": figures.delayed_memory, "subscriptionProperties": figures.properties,
-        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
+        "filterProcessedMsgCount": figures.accepted + figures.rejected, "filterAcceptedMsgCount": figures.accepted,
+        "filterRejectedMsgCount": figures.rejected,
         "filterRescheduledMsgCount": 0, **dict(zip(THROTTLED, figures.throttled, strict=True)),
         "durable": figures.is_durable, "replicated": figures.is_replicated,
     }
@@ -145,6 +146,8 @@ def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
         told["keySharedMode"] = "STICKY" if figures.is_sticky else "AUTO_SPLIT"
     if figures.active_consumer is not None:
         told["activeConsumerName"] = figures.active_consumer
+    if figures.waiting:
+        told["waitingByPriority"] = figures.waiting
     if topic.is_persistent:
         told["messages"] = figures.messages
     else:
@@ -165,10 +168,10 @@ def _consumer_stats(figures: ConsumerFigures) -> Json:
         "blockedConsumerOnUnackedMsgs": figures.is_blocked, "drainingHashesCount": len(draining),
         "drainingHashesClearedTotal": figures.hashes_cleared,
         "drainingHashesUnackedMessages": sum(one.entries for one in draining), "address": figures.address,
-        "connectedSince": iso(figures.connected_ms), "clientVersion": figures.client_version,
+        "connectedSince": instant(figures.connected_ms), "clientVersion": figures.client_version,
         "lastAckedTimestamp": figures.acked_ms, "lastConsumedTimestamp": figures.consumed_ms,
         "lastConsumedFlowTimestamp": figures.flow_ms, "metadata": figures.metadata,
-        "lastAckedTime": iso(figures.acked_ms), "lastConsumedTime": iso(figures.consumed_ms),
+        "lastAckedTime": instant(figures.acked_ms), "lastConsumedTime": instant(figures.consumed_ms),
     }
     if figures.draining is not None and figures.ranges is not None:
         told["drainingHashes"] = [{"hash": one.hash, "unackMsgs": one.entries, "blockedAttempts": one.blocked}
@@ -183,7 +186,7 @@ def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
         "accessMode": figures.access_mode, "msgRateIn": figures.message_rate, "msgThroughputIn": figures.byte_rate,
         "averageMsgSize": _average(figures.byte_rate, figures.message_rate), "chunkedMessageRate": figures.chunk_rate,
         "producerId": figures.producer_id, "supportsPartialProducer": figures.supports_partial,
-        "producerName": figures.name, "address": figures.address, "connectedSince": iso(figures.connected_ms),
+        "producerName": figures.name, "address": figures.address, "connectedSince": instant(figures.connected_ms),
         "clientVersion": figures.client_version, "metadata": figures.metadata,
     }
     if not topic.is_persistent:
@@ -195,13 +198,7 @@ def inbound_stats(figures: InboundFigures) -> Json:
     """Return what another cluster's replicators publish here, as far as Pulsar's ReplicatorStats tell it."""
     return {"msgRateIn": figures.message_rate, "msgInCount": figures.messages, "msgThroughputIn": figures.byte_rate,
             "bytesInCount": figures.bytes, "inboundConnection": figures.address,
-            "inboundConnectedSince": iso(figures.connected_ms)}
-
-
-def iso(time_ms: int) -> str:
-    """Return a time as ISO 8601, in UTC to the millisecond."""
-    text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
+            "inboundConnectedSince": instant(figures.connected_ms)}
 
 
 # -- how it is stored
@@ -209,14 +206,14 @@ def iso(time_ms: int) -> str:
 def internal_stats(topic: TopicName, figures: StorageFigures) -> Json:
     """Return a topic's ledgers and cursors as PersistentTopicInternalStats; fewer fields for a non-persistent topic."""
     told = {"entriesAddedCounter": figures.entries_in, "numberOfEntries": sum(one.entries for one in figures.ledgers),
-            "totalSize": sum(one.size for one in figures.ledgers)}
+            "totalSize": sum(ledger.size for ledger in figures.ledgers)}
     if not topic.is_persistent:
         return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0,
                        "cursors": {name: _cursor_stats(one) for name, one in figures.cursors.items()}}
     last = figures.ledgers[-1]
     return told | {
         "currentLedgerEntries": last.entries, "currentLedgerSize": last.size,
-        "lastLedgerCreatedTimestamp": iso(last.created_ms), "waitingCursorsCount": figures.waiting_cursors,
+        "lastLedgerCreatedTimestamp": instant(last.created_ms), "waitingCursorsCount": figures.waiting_cursors,
         "lastConfirmedEntry": "{}:{}".format(*figures.last_confirmed),
         "state": "Terminated" if figures.is_terminated else "LedgerOpened",
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "offloaded": False,
@@ -251,20 +248,20 @@ def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Jso
     runs = [f"({ledger_id}:{before}..{ledger_id}:{last}]" for ledger_id, before, last in figures.runs]
     return told | {
         "markDeletePosition": "{}:{}".format(*figures.mark_delete), "readPosition": "{}:{}".format(*figures.read),
-        "individuallyDeletedMessages": f"[{','.join(runs)}]", "lastLedgerSwitchTimestamp": iso(switched_ms),
+        "individuallyDeletedMessages": f"[{','.join(runs)}]", "lastLedgerSwitchTimestamp": instant(switched_ms),
         "state": "Open", "properties": {},
     }
 
 
 def internal_info(stored: StoredTopic) -> Json:
     """Return the ledgers and cursors of a topic as Pulsar's ManagedLedgerInfo."""
-    created, last = iso(stored.created_ms), stored.ledgers[-1]
+    created, last = instant(stored.created_ms), stored.ledgers[-1]
     return {
-        "version": 1, "creationDate": created, "modificationDate": iso(last.created_ms),
+        "version": 1, "creationDate": created, "modificationDate": instant(last.created_ms),
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "timestamp": one.created_ms,
                      "isOffloaded": False} for one in stored.ledgers],
         "cursors": {name: {"version": 1, "creationDate": created, "cursorsLedgerId": -1,
-                           "modificationDate": iso(one.advanced_ms or last.created_ms),
+                           "modificationDate": instant(one.advanced_ms or last.created_ms),
                            "markDelete": {"ledgerId": one.mark_delete[0], "entryId": one.mark_delete[1]}}
                     for name, one in stored.cursors.items()},
     }
@@ -275,9 +272,9 @@ def offline_stats(topic: TopicName, stored: StoredTopic) -> Json:
     return {
         "storageSize": sum(one.size for one in stored.ledgers),
         "totalMessages": sum(one.entries for one in stored.ledgers),
-        "messageBacklog": sum(one.backlog for one in stored.cursors.values()), "topicName": str(topic),
-        "dataLedgerDetails": [{"entries": one.entries, "timestamp": one.created_ms, "size": one.size,
-                               "ledgerId": one.ledger_id} for one in stored.ledgers],
+        "messageBacklog": sum(cursor.backlog for cursor in stored.cursors.values()), "topicName": str(topic),
+        "dataLedgerDetails": [{"entries": ledger.entries, "timestamp": ledger.created_ms, "size": ledger.size,
+                               "ledgerId": ledger.ledger_id} for ledger in stored.ledgers],
         "cursorDetails": {name: {"cursorBacklog": one.backlog, "cursorLedgerId": one.mark_delete[0]}
                           for name, one in stored.cursors.items()},
         "statGeneratedAt": stored.answered_ms,

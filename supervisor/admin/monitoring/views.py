@@ -14,14 +14,26 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import Question
-from geminga.storage.admin.table_questions import KINDS, ListClients, Listing, ListSubscriptions, ListTopics, Scope
+from geminga.storage.admin.table_questions import (
+    KINDS,
+    SEGMENTS,
+    ListClients,
+    Listing,
+    ListSubscriptions,
+    ListTopics,
+    Scope,
+)
 from geminga.storage.admin.transactions import ListTransactions
 from geminga.supervisor.admin.monitoring import transaction_rows
-from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests import rights
+from geminga.supervisor.admin.requests.owners import OWNERS, whole_listing
 from geminga.supervisor.admin.requests.request_parts import (
+    ANY,
+    CONNECTIONS,
     CONTROL,
     PATH,
     catalogue_of,
@@ -32,10 +44,8 @@ from geminga.supervisor.admin.requests.request_parts import (
     number_of,
     part_of,
 )
-from geminga.workers.ports.connections import Connections
 
-routes = web.RouteTableDef()
-CONNECTIONS = web.AppKey("connections", list[Connections])      # of each worker
+routes = rights.Routes()
 ROWS_MAX = 1_000                  # in one answer
 OFFSET_MAX = 100_000              # rows before those of an answer: owners sort and send them, too
 LOADED, NOT_LOADED = "loaded", "not-loaded"
@@ -54,6 +64,9 @@ _TOPIC_KEYS = ("topic", "rate_in", "throughput_in", "rate_out", "throughput_out"
 _SUBSCRIPTION_KEYS = ("topic", "subscription", "type", "consumers", "backlog", "backlog_bytes", "oldest_seconds",
                       "unacknowledged", "delayed", "to_redeliver", "rate_out", "throughput_out", "redelivery_rate",
                       "acknowledge_rate", "acknowledged_ms", "consumed_ms")
+# Keys whose largest value stands for all segments of a topic.
+_LARGEST = "oldest_seconds", "subscriptions", "acknowledged_ms", "consumed_ms"
+_SEGMENT = f"{names.SEGMENT}://"
 _OPENED = "producers", "consumers", "topics"      # what a connection has open
 _CLIENT_KEYS = ("address", "role", "library", "protocol", "listener", "connected_ms", *_OPENED)
 
@@ -64,6 +77,8 @@ class TopicNames:
 
     version: int = -1
     names: list[str] = field(default_factory=list)
+    scalable: dict[str, str] = field(default_factory=dict)      # segment -> scalable topic
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)      # scalable topic -> active, sealed segments
 
 
 NAMES = web.AppKey("names", TopicNames)
@@ -80,6 +95,7 @@ class _Asked:
     most: int                     # rows in the answer, ...
     offset: int                   # ... behind as many others
     state: str                    # of topics: one of STATES; "": all
+    legacy: dict[str, str]        # as Scope has it
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -87,17 +103,22 @@ class _Asked:
         return {**self.scope, "sort": self.sort, "ascending": self.ascending, "most": self.offset + self.most}
 
     @property
-    def scope(self) -> dict[str, str]:
+    def scope(self) -> dict[str, Any]:
         """The topics that are asked about, as Scope takes them."""
-        return {"within": self.within, "match": self.match, "kind": self.state if self.state in KINDS else ""}
+        return {"within": self.within, "match": self.match, "kind": self.state if self.is_of_kind else "",
+                "legacy": self.legacy}
+
+    @property
+    def is_of_kind(self) -> bool:
+        return self.state in KINDS
 
     def part(self, rows: Iterable[Row]) -> list[Row]:
         """Return the asked rows in the asked order: lists by their length, and rows without a value last."""
-        known = [row for row in rows if row[self.sort] is not None]
+        with_value = [row for row in rows if row[self.sort] is not None]
         unknown = [row for row in rows if row[self.sort] is None]
-        known.sort(key=lambda row: len(row[self.sort]) if isinstance(row[self.sort], list) else row[self.sort],
+        with_value.sort(key=lambda row: len(row[self.sort]) if isinstance(row[self.sort], list) else row[self.sort],
                    reverse=not self.ascending)
-        return (known + unknown)[self.places]
+        return (with_value + unknown)[self.places]
 
     @property
     def places(self) -> slice:
@@ -118,7 +139,9 @@ def _asked(request: web.Request, keys: tuple[str, ...], sort: str) -> _Asked:
     _check_pattern("match", match)
     most = number_of(request, request.query.get("limit", str(_ROWS)), "limit", ROWS_MAX)
     offset = number_of(request, request.query.get("offset", "0"), "offset", OFFSET_MAX)
-    return _Asked(within, match, sort, (sort in _TEXTS) != is_set(request, "reverse"), most, offset, "")
+    _names(request)
+    legacy = {name: topic for name, topic in request.app[NAMES].scalable.items() if not name.startswith(_SEGMENT)}
+    return _Asked(within, match, sort, (sort in _TEXTS) != is_set(request, "reverse"), most, offset, "", legacy)
 
 
 def _check_pattern(name: str, pattern: str) -> None:
@@ -132,17 +155,14 @@ async def _ask(request: web.Request, question: Question[Listing]) -> tuple[list[
 
     async def ask(index: int) -> Listing | None:
         try:
-            # An owner makes some rows in each of its passes, and answers without rows until all are made.
-            while (listing := await owners.ask_owner(index, question)).stale:
-                pass
+            return await whole_listing(owners, index, question)
         except Refusal as refusal:
             if refusal.code != api.ServiceNotReady:
                 raise
             return None
-        return listing
 
     answers = await asyncio.gather(*map(ask, range(owners.count)))
-    return ([one for one in answers if one is not None], [at for at, one in enumerate(answers) if one is None])
+    return ([answer for answer in answers if answer is not None], [at for at, one in enumerate(answers) if one is None])
 
 
 def _answer(asked: _Asked, shown: list[Row], total: int, missing: list[int], **more: Any) -> web.Response:
@@ -159,65 +179,105 @@ def _rows(listings: Iterable[Listing]) -> list[Row]:
 # -- topics and subscriptions
 
 @routes.get("/ops/v1/topics")
-@routes.get("/ops/v1/topics" + _NAMESPACE)
-@routes.get("/ops/v1/topics" + PATH)
+@routes.get("/ops/v1/topics" + _NAMESPACE, right=rights.LISTS)
+@routes.get("/ops/v1/topics" + ANY, right=rights.LOOKS_UP)
 async def topics(request: web.Request) -> web.Response:
-    """Answer with a row for each topic and partition, loaded or not."""
+    """Answer with a row for each topic and partition, loaded or not; segments have rows if their topic is named."""
     asked = _asked(request, _TOPIC_KEYS, "rate_in")
     if (state := request.query.get("state", "")) not in ("", *STATES):
         raise web.HTTPBadRequest(text=f"state is one of {', '.join(STATES)}")
     asked = replace(asked, state=state)
-    names = [] if state == LOADED else sorted(filter(Scope(**asked.scope).test(), _names(request)),
+    has_segments = asked.within.startswith(f"{names.SCALABLE}://")
+    scalable, rows = ([], []) if has_segments else await _scalable(request, asked)
+    with_segments = has_segments or not request.app[NAMES].scalable      # nothing is left out where there are none
+    is_inside = Scope(**asked.scope, segments=with_segments).test()
+    known = [] if state == LOADED else sorted([*filter(is_inside, _names(request)), *scalable],
                                               reverse=asked.sort == "topic" and not asked.ascending)
-    question = ListTopics(**asked.limits)
+    question, whole = ListTopics(**asked.limits, segments=with_segments), Listing(0, len(rows), list(rows))
     if asked.sort == "topic" and not state:      # names are known here, so owners make the rows of one window only
-        listings, missing = await _ask(request, replace(question, among=names[asked.places]))
-        shown = _as_named(names[asked.places], listings)
-        loaded = sum(one.total for one in listings)
+        listings, missing = await _ask(request, replace(question, among=known[asked.places]))
+        listings.append(whole)
+        shown = _as_named(known[asked.places], listings)
+        loaded = sum(listing.total for listing in listings)
     else:
-        shown, loaded, missing = await _sorted(request, asked, question, names)
-    not_loaded = max(0, len(names) - loaded) if names else 0
+        shown, loaded, missing = await _sorted(request, asked, question, known, whole)
+    not_loaded = max(0, len(known) - loaded) if known else 0
     total = not_loaded if state == NOT_LOADED else loaded + not_loaded
+    counts = request.app[NAMES].counts
+    for row in shown:
+        row["segments"], row["sealed_segments"] = counts.get(row["topic"], (None, None))
     return _answer(asked, shown, total, missing, not_loaded=not_loaded)
 
 
-async def _sorted(request: web.Request, asked: _Asked, question: ListTopics,
-                  names: list[str]) -> tuple[list[Row], int, list[int]]:
+async def _sorted(request: web.Request, asked: _Asked, question: ListTopics, names: list[str],
+                  whole: Listing) -> tuple[list[Row], int, list[int]]:
     """Return the asked rows, the number of loaded topics, and the owners that do not answer.
 
     names: of all topics; those that are not loaded stand behind all others. An owner may have most of the rows before a
     window, or few of them, so it sends them all; but far behind the first ones it sends bare rows, and owners are asked
-    again for the rows of the window.
+    again for the rows of the window.  whole: rows of scalable topics.
     """
     if asked.state == NOT_LOADED:      # owners say which topics they have, so that these are left out
         question = replace(question, sort="topic", most=OFFSET_MAX, is_bare=True)
     elif asked.places.stop > _FULL_ROWS:
         question = replace(question, is_bare=True)
     listings, missing = await _ask(request, question)
-    rows, loaded = _rows(listings), sum(one.total for one in listings)
+    listings.append(whole)
+    rows, loaded = _rows(listings), sum(listing.total for listing in listings)
     shown, before = ([], 0) if asked.state == NOT_LOADED else (asked.part(rows), loaded)
     if question.is_bare and shown:
         chosen: list[str] = [row["topic"] for row in shown]
-        shown = _as_named(chosen, (await _ask(request, replace(question, is_bare=False, among=chosen)))[0])
+        full, _ = await _ask(request, replace(question, is_bare=False, among=chosen))
+        shown = _as_named(chosen, [*full, whole])
     first, end = (max(0, place - before) for place in (asked.places.start, asked.places.stop))
     if end:      # all rows of loaded topics are here, and there is room behind them
-        known = {row["topic"] for row in rows}
-        shown += map(_empty_row, [name for name in names if name not in known][first:end])
+        loaded_names = {row["topic"] for row in rows}
+        shown += map(_empty_row, [name for name in names if name not in loaded_names][first:end])
     return shown, loaded, missing
 
 
 def _as_named(names: list[str], listings: Iterable[Listing]) -> list[Row]:
     """Return the rows of topics in the order of their names; those that are not loaded have empty ones."""
-    known = {row["topic"]: row for row in _rows(listings)}
-    return [known.get(name) or _empty_row(name) for name in names]
+    by_name = {row["topic"]: row for row in _rows(listings)}
+    return [by_name.get(name) or _empty_row(name) for name in names]
 
 
 def _names(request: web.Request) -> list[str]:
     """Return the names of all topics and partitions, which are read again when topics were created or deleted."""
     catalogue, kept = catalogue_of(request), request.app[NAMES]
     if kept.version != (version := catalogue.topics.version()):
-        kept.version, kept.names = version, catalogue.topics.all_complete_names()
+        kept.version, kept.names = version, catalogue.topics.complete_names()
+        parts = [*(name for name in kept.names if name.startswith(_SEGMENT)), *catalogue.topics.all_legacy()]
+        kept.scalable = {name: str(names.parse(name).base.scalable) for name in parts}
+        layouts = catalogue.scalable_topics.layouts() if kept.scalable else []
+        kept.counts = {str(topic): (active := len(layout.active), len(layout.segments) - active)
+                       for topic, layout in layouts}
     return kept.names
+
+
+async def _scalable(request: web.Request, asked: _Asked) -> tuple[list[str], list[Row]]:
+    """Return the names of scalable topics in the scope, and a row for each that has a loaded segment.
+
+    Their segments have rows only if the topic itself is asked about.
+    """
+    _names(request)
+    is_inside, topic_of = Scope(**asked.scope).test(), request.app[NAMES].scalable
+    segments = [segment for segment, topic in topic_of.items() if is_inside(topic)] if not asked.is_of_kind else []
+    if not segments:
+        return [], []
+    listings, _ = await _ask(request, ListTopics(
+        within=asked.within, sort="topic", ascending=True, most=OFFSET_MAX, among=segments))
+    rows: dict[str, list[Row]] = {}
+    for row in _rows(listings):
+        rows.setdefault(topic_of[row["topic"]], []).append(row)
+    return list(dict.fromkeys(map(topic_of.__getitem__, segments))), [
+        {"topic": topic} | {key: _together(key, its) for key in _TOPIC_KEYS[1:]} for topic, its in rows.items()]
+
+
+def _together(key: str, rows: list[Row]) -> Any:
+    """Return the value of a scalable topic in one column, of its segments' rows: their sum, or the largest one."""
+    values = [row[key] for row in rows if row[key] is not None]
+    return None if not values else (max if key in _LARGEST else sum)(values)
 
 
 def _empty_row(name: str) -> Row:
@@ -226,19 +286,50 @@ def _empty_row(name: str) -> Row:
 
 
 @routes.get("/ops/v1/subscriptions")
-@routes.get("/ops/v1/subscriptions" + _NAMESPACE)
-@routes.get("/ops/v1/subscriptions" + PATH)
+@routes.get("/ops/v1/subscriptions" + _NAMESPACE, right=rights.LISTS)
+@routes.get("/ops/v1/subscriptions" + ANY, right=rights.LOOKS_UP)
 async def subscriptions(request: web.Request) -> web.Response:
-    """Answer with a row for each subscription; those of topics that are not loaded have rows without numbers."""
+    """Answer with a row for each subscription; those of topics that are not loaded have rows without numbers.
+
+    Subscriptions of scalable topics have one for each segment if their topic is named.
+    """
     asked, named = _asked(request, _SUBSCRIPTION_KEYS, "backlog"), request.query.get("subscription", "")
     _check_pattern("subscription", named)
-    listings, missing = await _ask(request, ListSubscriptions(**asked.limits, named=named))
-    loaded = sum(one.total for one in listings)
+    has_segments = asked.within.startswith(f"{names.SCALABLE}://")
+    listings, missing = await _ask(request, ListSubscriptions(**asked.limits, named=named, segments=has_segments))
+    loaded = sum(listing.total for listing in listings)
     closed = [] if missing else _of_closed_topics(      # which topics a missing owner has open is not known
         request, asked, named, {number for one in listings for number in one.open})
     rows = _rows(listings) + [dict.fromkeys(_SUBSCRIPTION_KEYS) | {
         "topic": topic, "subscription": name, "is_durable": True} for topic, name in closed]
+    if not has_segments:
+        whole = await _whole_subscriptions(request, asked, named)
+        rows, loaded = rows + whole, loaded + len(whole)
     return _answer(asked, asked.part(rows), loaded + len(closed), missing, not_loaded=len(closed))
+
+
+async def _whole_subscriptions(request: web.Request, asked: _Asked, named: str) -> list[Row]:
+    """Return a row for each subscription of a scalable topic in the scope, without numbers if no segment is loaded."""
+    _names(request)
+    topic_of, is_inside = request.app[NAMES].scalable, Scope(**asked.scope).test()
+    if not topic_of:
+        return []
+    listings, _ = await _ask(request, ListSubscriptions(
+        within=asked.within, kind=SEGMENTS, legacy=asked.legacy, named=named, sort="topic", ascending=True,
+        most=OFFSET_MAX))
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for row in _rows(listings):
+        topic = topic_of.get(row["topic"])      # None: the segment has just been deleted
+        if topic is not None and is_inside(topic):
+            rows.setdefault((topic, row["subscription"]), []).append(row)
+    is_named = re.compile(fnmatch.translate(named or "*")).match
+    for _, segment, name in catalogue_of(request).subscriptions.below(_SEGMENT, _STORED_MAX):
+        topic = topic_of.get(segment)
+        if topic is not None and is_inside(topic) and is_named(name):
+            rows.setdefault((topic, name), [])
+    return [{key: _together(key, its) for key in _SUBSCRIPTION_KEYS[3:]} | {
+        "topic": topic, "subscription": name, "type": next((one["type"] for one in its if one["type"]), None),
+        "is_durable": not its or any(one["is_durable"] for one in its)} for (topic, name), its in rows.items()]
 
 
 def _of_closed_topics(request: web.Request, asked: _Asked, named: str, opened: set[int]) -> list[tuple[str, str]]:
@@ -247,7 +338,10 @@ def _of_closed_topics(request: web.Request, asked: _Asked, named: str, opened: s
     opened: ids of the open partitions in the scope.
     """
     prefix = asked.within if "://" in asked.within else f"persistent://{asked.within}/" if asked.within else ""
-    is_inside, is_named = Scope(**asked.scope).test(), re.compile(fnmatch.translate(named or "*")).match
+    if has_segments := prefix.startswith(f"{names.SCALABLE}://"):
+        prefix = f"{names.SEGMENT}{prefix.removeprefix(names.SCALABLE)}/"
+    is_inside = Scope(**asked.scope, segments=has_segments).test()
+    is_named = re.compile(fnmatch.translate(named or "*")).match
     return [(topic, name) for partition_id, topic, name
             in catalogue_of(request).subscriptions.below(prefix, _STORED_MAX)
             if partition_id not in opened and is_inside(topic) and is_named(name)]
@@ -256,8 +350,8 @@ def _of_closed_topics(request: web.Request, asked: _Asked, named: str, opened: s
 # -- clients
 
 @routes.get("/ops/v1/clients")
-@routes.get("/ops/v1/clients" + _NAMESPACE)
-@routes.get("/ops/v1/clients" + PATH)
+@routes.get("/ops/v1/clients" + _NAMESPACE, right=rights.LISTS)
+@routes.get("/ops/v1/clients" + ANY, right=rights.LOOKS_UP)
 async def clients(request: web.Request) -> web.Response:
     """Answer with a row for each connection; in a scope, for each with producers or consumers there."""
     asked = _asked(request, _CLIENT_KEYS, "connected_ms")

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import IDENTITY, MESSAGES
-from geminga.supervisor.admin.requests.request_parts import subscription_of, topic_text
+from geminga.supervisor.admin.requests.request_parts import names_topic, subscription_of, topic_text
 from geminga.workers.identity.authentication import NOT_ASKED
 
 NAME = "audit.log"
@@ -123,7 +123,7 @@ async def record(request: web.Request, handler) -> web.StreamResponse:
 def _log(request: web.Request, answer: web.Response) -> None:
     identity, parts = request.get(IDENTITY, NOT_ASKED), request.match_info
     about = {}
-    if {"domain", "tenant", "namespace", "topic"} <= set(parts):
+    if names_topic(request):
         about["topic"] = topic_text(request)
     if "subscription" in parts:
         about["subscription"] = subscription_of(request)

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 from aiohttp import web
 
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.audit import FILES, NAME
 from geminga.supervisor.admin.requests.request_parts import TOPICS, number_of
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 READ_MAX = 2 << 20           # bytes: some 10,000 lines
 _BLOCK = 64 << 10
 _ROWS, _ROWS_MAX = 100, 1_000
@@ -42,7 +43,7 @@ async def lines(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text=f"match and role have at most {_TEXT_MAX} characters")
 
     def is_wanted(row: Row) -> bool:
-        return (not role or row.get("role") == role) and _time_ms(row) <= until and (
+        return (not role or row.get("role") == role) and time_ms_of(row) <= until and (
             not match or any(match in str(value).lower() for value in row.values()))
 
     folder = request.app[TOPICS].config.data_dir
@@ -50,7 +51,7 @@ async def lines(request: web.Request) -> web.Response:
     return web.json_response({"rows": rows, "at": place, "more": bool(place)})
 
 
-def _time_ms(row: Row) -> int:
+def time_ms_of(row: Row) -> int:
     """Return the time of a line in ms, 0 if it has none."""
     try:
         return int(datetime.fromisoformat(row["time"]).astimezone(UTC).timestamp() * 1_000)
@@ -68,7 +69,7 @@ def _read(folder: Path, at: str, limit: int, since: int, is_wanted: Callable[[Ro
                 return rows, place
             read += len(line) + 1
             row = _parsed(line)
-            if row is not None and _time_ms(row) < since:
+            if row is not None and time_ms_of(row) < since:
                 return rows, ""
             if row is not None and is_wanted(row):
                 rows.append(row)

@@ -14,6 +14,7 @@ import binascii
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -28,10 +29,14 @@ from geminga.workers.identity.credentials import Credentials, NotAuthenticated, 
 from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
 
+if TYPE_CHECKING:
+    from geminga.workers.identity.issuers import Issuer
+
 IDENTITY = web.RequestKey("identity", Identity)
 SIGN_IN, STATIC = "/console/sign-in", "/console/static/"      # of the console, before somebody has signed in
+LEAVE, RETURN = f"{SIGN_IN}/issuer", f"{SIGN_IN}/return"      # of a sign-in at an issuer
 # probes have no credentials, and a broker that was superseded may have lost them
-_OPEN = "/status.html", "/ready", SIGN_IN, "/ops/v1/standby"
+_OPEN = "/status.html", "/ready", SIGN_IN, LEAVE, RETURN, "/ops/v1/standby"
 MESSAGES = "/topics/"    # messages over plain HTTP
 _DOORS = "/ws/", MESSAGES
 _METRICS = "/metrics", "/metrics/"
@@ -95,6 +100,10 @@ class HttpAuthenticator:
         """Whether the configuration allows this authentication method."""
         return self._authenticator.asks_for(method)
 
+    def issuer(self, url: str) -> "Issuer | None":
+        """Return an issuer whose tokens are accepted, None if the configuration names no such issuer."""
+        return self._authenticator.issuer(url)
+
     async def check(self, request: web.Request, credentials: Credentials, *, is_new: bool = True) -> Identity:
         """Return the identity that credentials of a request prove.
 
@@ -124,6 +133,8 @@ class HttpAuthenticator:
         if principal is not None and not _is_text(principal):
             raise NotAuthenticated("INVALID_PRINCIPAL", "a principal that is not UTF-8")
         original = Original(principal) if principal is not None else None
+        if (fetch := self._authenticator.fetching(credentials)) is not None:
+            await asyncio.shield(fetch)      # other requests wait for it too
         if not self._authenticator.is_slow(credentials):
             return self._authenticator.admit(credentials, original, may_repeat=True)
         check = partial(self._authenticator.admit, credentials, original, may_repeat=True)

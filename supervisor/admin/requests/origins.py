@@ -58,7 +58,7 @@ class Guard:
         """Apply a new configuration."""
         urls = [*addresses[:4], *(url for pair in addresses.listeners.values() for url in pair)]
         known = ["localhost", socket.gethostname(), config.http_bind,
-                 config.worker.bind, config.worker.advertised_address]
+                 config.worker.bind, config.worker.advertised_address, urlsplit(config.console.url).hostname or ""]
         known += [*config.http.hosts, *(urlsplit(url).hostname or "" for url in urls)]
         self._names = {_plain(name) for name in known} - {""}
         self._told: set[str] = set()

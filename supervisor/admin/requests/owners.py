@@ -13,6 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin import typed_json
 from geminga.storage.admin.questions import Question, TopicQuestion, answer_type
+from geminga.storage.admin.table_questions import Listing
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.routing import owner_of
 from geminga.workers.owners.links import OwnerLink
@@ -139,6 +140,16 @@ class Owners:
                 answer = bytes(data[at:at + size])
                 answered.set_result({"answer": answer} if answer.startswith(envelope.RAW) else json.loads(answer))
             at += size
+
+
+async def whole_listing(owners: Owners, index: int, question: Question[Listing]) -> Listing:
+    """Ask an owner for a listing until it has one.  Raises Refusal.
+
+    An owner makes some rows in each of its passes, and answers without rows until all are made.
+    """
+    while (listing := await owners.ask_owner(index, question)).stale:
+        pass
+    return listing
 
 
 OWNERS = web.AppKey("owners", Owners)

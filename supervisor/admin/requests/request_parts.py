@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote_plus
 
 from aiohttp import web
@@ -21,12 +21,16 @@ from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.directory import Directory
+from geminga.workers.ports.connections import Connections
 
 Answer = TypeVar("Answer")
 Asking = Callable[[TopicName], TopicQuestion[Answer]]      # makes a question about the topic
 # The pattern lets the last part have braces, which aiohttp refuses without one.
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
+ANY = PATH.replace("persistent}", "persistent|topic}")      # of a scalable topic too
 TOPIC = "/admin/v2" + PATH
+SCALABLE = "/admin/v2/scalable/{tenant}/{namespace}/{topic:[^/]+}"
+_OF_SCALABLE = "/admin/v2/scalable/"
 BUNDLE = "0x00000000_0xffffffff"      # the only one: it covers all topics
 _ENCODED_TWICE = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}"
 _BODY_SECONDS = 30
@@ -58,7 +62,18 @@ class Topics:
 
 
 TOPICS = web.AppKey("topics", Topics)
+
+
+class ReadElsewhere(NamedTuple):
+    """The parts of a request that another process reads, as JSON Schema."""
+
+    query: dict[str, dict[str, Any]]           # name -> schema
+    body: dict[str, Any] | None = None
+
+
+READ_ELSEWHERE = web.AppKey("read_elsewhere", dict)      # handler -> ReadElsewhere
 COUNTERS = web.AppKey("counters", dict)      # (role, index) -> Counters of that process
+CONNECTIONS = web.AppKey("connections", list[Connections])      # of each worker
 CONTROL = web.AppKey("control", Control)      # the link to the supervisor process
 INSIDE = web.AppKey("inside", Path)      # the socket on which this host's clients reach the broker
 
@@ -102,11 +117,23 @@ def topic_of(request: web.Request) -> TopicName:
 
 def topic_text(request: web.Request) -> str:
     """Return the complete name that the path has for a topic, which may be one that no topic can have."""
-    return "{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic")))
+    domain = names.SCALABLE if _is_about_scalable(request) else part_of(request, "domain")
+    return "{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic")))
+
+
+def names_topic(request: web.Request) -> bool:
+    """Whether the path has the complete name of a topic."""
+    parts = set(request.match_info)
+    return {"tenant", "namespace", "topic"} <= parts and ("domain" in parts or _is_about_scalable(request))
+
+
+def _is_about_scalable(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical.startswith(_OF_SCALABLE)
 
 
 def schema_topic_of(request: web.Request) -> TopicName:
-    """Return the topic in a path that does not say persistent or non-persistent.
+    """Return the topic in a path that has no domain: the scalable one, if there is one of that name.
 
     The non-persistent topic is returned only if it has schemas and the persistent one has none.
     """
@@ -117,6 +144,8 @@ def schema_topic_of(request: web.Request) -> TopicName:
         )
         for domain in names.DOMAINS
     )
+    if catalogue.topics.exists(kept.scalable):
+        return kept.scalable
     return live if catalogue.schemas.versions(live.base) and not catalogue.schemas.versions(kept.base) else kept
 
 
@@ -173,9 +202,23 @@ def as_properties(sent: Any) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in sent.items()}
 
 
-def is_set(request: web.Request, name: str) -> bool:
-    """Whether the request's query has NAME=true for this name."""
-    return request.query.get(name, "").lower() == "true"
+def keep_properties(request: web.Request, scope: str, properties: dict[str, str]) -> web.Response:
+    """Store all properties of a namespace or topic, and return the answer 204."""
+    catalogue = catalogue_of(request)
+    catalogue.properties.set(scope, properties)
+    catalogue.commit()
+    return done()
+
+
+def is_set(request: web.Request, name: str, *, default: bool = False) -> bool:
+    """Whether the request's query has NAME=true for this name.  Raises 400 if the value is neither true nor false.
+
+    Pulsar takes every other value for false.  A misspelt `dry-run` would carry the change out.
+    """
+    value = request.query.get(name, str(default)).lower()
+    if value not in ("true", "false"):
+        raise web.HTTPBadRequest(text=f"{name} is true or false")
+    return value == "true"
 
 
 def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) - 1) -> int:
@@ -210,10 +253,8 @@ def done() -> web.Response:
 # -- which topics
 
 def parts_of(request: web.Request) -> list[TopicName]:
-    """Return the request's topic, or all its partitions if it is partitioned."""
-    topic = topic_of(request)
-    count = catalogue_of(request).topics.partition_count(topic) or 0
-    return [topic.partition_name(number) for number in range(count)] or [topic]
+    """Return the request's topic, or all its partitions or segments if it has any."""
+    return catalogue_of(request).topics.parts(topic_of(request))
 
 
 def single_of(request: web.Request, refused: str = "") -> TopicName:
@@ -254,6 +295,56 @@ async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Ask
             return await request.app[OWNERS].ask(about(topic))
 
     return await asyncio.gather(*map(ask, topics))
+
+
+async def ask_usable(
+    request: web.Request, topics: Iterable[TopicName], about: Asking[Answer],
+) -> list[Answer | Refusal]:
+    """Ask the owner of each topic, and return the answers in the order of the topics.
+
+    A topic whose files cannot be used has its Refusal as the answer.  about: as `ask_each` has it. Raises the first
+    other Refusal.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(topic: TopicName) -> Answer | Refusal:
+        async with turns:
+            try:
+                return await request.app[OWNERS].ask(about(topic))
+            except Refusal as refusal:
+                if refusal.code != api.PersistenceError:
+                    raise
+                return refusal
+
+    return await asyncio.gather(*map(ask, topics))
+
+
+def usable(answers: Iterable[Answer | Refusal]) -> list[Answer]:
+    """Return the answers of `ask_usable` without refusals.  Raises the first Refusal if there are no others."""
+    answers = list(answers)
+    found = [one for one in answers if not isinstance(one, Refusal)]
+    if answers and not found:
+        raise next(one for one in answers if isinstance(one, Refusal))
+    return found
+
+
+async def ask_holders(request: web.Request, topics: Iterable[TopicName], about: Asking[Answer]) -> list[Answer]:
+    """Ask the owner of each topic about a subscription; return the answers for the topics that have it, in order.
+
+    about: makes the question about a topic. Raises the first other Refusal.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(topic: TopicName) -> list[Answer]:
+        async with turns:
+            try:
+                return [await request.app[OWNERS].ask(about(topic))]
+            except Refusal as refusal:
+                if refusal.code != api.SubscriptionNotFound:
+                    raise
+                return []
+
+    return [answer for answers in await asyncio.gather(*map(ask, topics)) for answer in answers]
 
 
 async def ask_parts(request: web.Request, about: Asking[Answer]) -> list[Answer]:

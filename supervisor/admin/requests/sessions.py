@@ -12,13 +12,15 @@ import hmac
 import json
 import secrets
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
-from cryptography.fernet import Fernet, InvalidToken
 
 from geminga.storage.disk.files import write_anew
 from geminga.workers.identity.credentials import Credentials
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
 
 COOKIE, HEADER = "geminga_session", "X-Geminga-Csrf"
 KEY_FILE = "console.key"
@@ -50,24 +52,36 @@ class Sessions:
 
     def seal(self, credentials: Credentials) -> str:
         """Return the value of a cookie for a new session.  Raises TooLong; OSError: the key cannot be kept."""
-        content = {"method": credentials.method, "data": base64.b64encode(credentials.data).decode(),
-                   "secret": secrets.token_urlsafe(18)}
-        value = self._key().encrypt(json.dumps(content, separators=(",", ":")).encode()).decode()
+        value = self.encrypted({"method": credentials.method, "data": base64.b64encode(credentials.data).decode(),
+                                "secret": secrets.token_urlsafe(18)})
         if len(value) > LONGEST:
             raise TooLong
         return value
 
+    def encrypted(self, content: dict[str, str]) -> str:
+        """Return a cookie's value that only the broker can read or make.  Raises OSError: the key cannot be kept."""
+        return self._key().encrypt(json.dumps(content, separators=(",", ":")).encode()).decode()
+
+    def decrypted(self, value: str, seconds: int) -> dict[str, str] | None:
+        """Return the content of a cookie's value, None if it is older than that or was not made here."""
+        from cryptography.fernet import InvalidToken
+        try:
+            content: dict[str, str] = json.loads(self._key().decrypt(value.encode(), ttl=seconds))
+        except (InvalidToken, UnicodeEncodeError, OSError):
+            return None
+        return content
+
     def open(self, value: str) -> Session | None:
         """Return the session of a cookie, None if the cookie is too old or was not made here."""
-        try:
-            content = json.loads(self._key().decrypt(value.encode(), ttl=self.seconds))
-        except (InvalidToken, UnicodeEncodeError, OSError):
+        content = self.decrypted(value, self.seconds)
+        if content is None or "method" not in content:      # the cookie of a sign-in at an issuer is none of a session
             return None
         return Session(Credentials(content["method"], base64.b64decode(content["data"])), content["secret"])
 
-    def _key(self) -> Fernet:
+    def _key(self) -> "Fernet":
         """Return the key in the data folder, which is made if there is none.  Raises OSError."""
         if self._fernet is None:
+            from cryptography.fernet import Fernet  # when the first browser comes
             try:
                 key = self._path.read_bytes()
             except FileNotFoundError:

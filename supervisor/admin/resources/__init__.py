@@ -6,6 +6,9 @@
     message_pages.py   messages by page, decoded; publishing of one
     message_jobs.py    searches, and dead letters sent back
     delayed.py         delayed messages
+    deleted.py         deleted topics that can be taken back
+    schedules.py       schedules that publish messages at planned times
+    dead_letters.py    dead letters that the broker has yet to move
     transactions.py    coordinators and open transactions
     schemas.py         schemas of topics
     namespaces.py      tenants and namespaces
@@ -17,6 +20,8 @@
     brokers.py         the broker, and its settings that change while it runs
     configuration.py   the configuration in force, with the source of each value
     compaction.py      compactions on demand, and the jobs that run them
+    websockets.py      the WebSocket API: its paths and rights, and the hand-over of a connection
+    http_messages.py   messages over plain HTTP: paths, and requests that are handed on
     standby.py         the standby of this broker: its feed, its lag, its promotion
     definitions.py     everything but messages, exported and imported
 

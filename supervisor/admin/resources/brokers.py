@@ -11,13 +11,14 @@ from aiohttp import web
 from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import TABLE
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import BUNDLE, TOPICS, catalogue_of, done, part_of, status
 from geminga.supervisor.configuration import config as configuration
 from geminga.supervisor.configuration import pulsar_texts
 from geminga.supervisor.configuration.properties import TRANSLATED, ConfigError, Setting
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _CONFIGURATION = "/admin/v2/brokers/configuration"
 TEXTS = "/broker"         # scope in the catalogue: changed settings by Pulsar's names, as the texts that were sent
 # Keys whose changes apply at once, because they are read at each use: defaults of policies, and rates of the broker.
@@ -154,22 +155,21 @@ async def _keep(request: web.Request, name: str, text: str | None, value: Any) -
 
 # -- what a single host has none of
 
-@routes.get("/admin/v2/bookies/all")
-async def bookies(request: web.Request) -> web.Response:
-    """Answer with the bookies, which this broker does without."""
-    return web.json_response({"bookies": []})
+_EMPTY: dict[str, tuple[str, Any]] = {
+    "bookies/all": ("the bookies", {"bookies": []}), "bookies/racks-info": ("the racks of bookies", {}),
+    "resourcegroups": ("the resource groups", []),
+    "metadata/migration/status": ("how far a migration of the metadata store is", {"phase": "NOT_STARTED"})}
 
 
-@routes.get("/admin/v2/bookies/racks-info")
-async def racks(request: web.Request) -> web.Response:
-    """Answer with the racks of bookies, which this broker does without."""
-    return web.json_response({})
+def _empty(what: str, value: Any):
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(value)
+    answer.__doc__ = f"Answer with {what}, which this broker does without."
+    return answer
 
 
-@routes.get("/admin/v2/resourcegroups")
-async def resource_groups(request: web.Request) -> web.Response:
-    """Answer with the resource groups, which do not exist here."""
-    return web.json_response([])
+for _path, (_what, _value) in _EMPTY.items():
+    routes.get("/admin/v2/" + _path)(_empty(_what, _value))
 
 
 @routes.get("/admin/v2/resourcegroups/{group}")
@@ -182,6 +182,7 @@ _NONE = {
     "/admin/v2/bookies": (404, "There are no bookies: this broker keeps everything itself"),
     "/admin/v2/resourcegroups": (405, "Resource groups are not available in this version"),
     "/admin/v2/resource-quotas": (405, "Resource quotas guide load balancers: there is one broker"),
+    "/admin/v2/metadata/migration/start": (400, "There is no metadata store to migrate: the catalogue is a file"),
     "/admin/v2/worker": (409, "Functions are not available: there is no function worker"),
     "/admin/v2/functions": (409, "Functions are not available: there is no function worker"),
     "/admin/v3/functions": (409, "Functions are not available: there is no function worker"),
@@ -200,4 +201,6 @@ def _none(code: int, text: str):
     return refuse
 
 
-LAST = [web.route("*", path + "{rest:.*}", _none(*answer)) for path, answer in _NONE.items()]
+LAST = rights.Routes()
+for _path, _answer in _NONE.items():
+    LAST.route("*", _path + "{rest:.*}", right=None)(_none(*_answer))

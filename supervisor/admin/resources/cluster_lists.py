@@ -4,8 +4,10 @@ from typing import NamedTuple
 from aiohttp import web
 
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.stored_policies import REPLICATION
 
-REPLICATION, ALLOWED = LISTS = "replicationClusters", "allowedClusters"      # policies; the second is a tenant's, too
+ALLOWED = "allowedClusters"      # a policy of tenants, too
+LISTS = REPLICATION, ALLOWED
 PEERS = "/clusters/peers"    # scope of policies in the catalogue: cluster -> clusters that stand in for it
 
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import click
 
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.pulsar_client import credentials
 from geminga.workers.addresses import Addresses, is_wildcard
+from geminga.workers.pulsar_client import credentials
 
 URLS = {"serviceUrl": "http://", "serviceUrlTls": "https://", "brokerServiceUrl": "pulsar://",
         "brokerServiceUrlTls": "pulsar+ssl://"}
@@ -68,7 +68,7 @@ def read(sent: Any, before: Mapping[str, Any]) -> dict[str, Any]:
 def _addresses(scheme: str, urls: str) -> list[str]:
     """Return the addresses of a list with commas, in which the first one may have the scheme for all."""
     first, *others = urls.split(",")
-    return [first, *(one if "://" in one else scheme + one for one in others)] if urls else []
+    return [first, *(other if "://" in other else scheme + other for other in others)] if urls else []
 
 
 def _check_address(name: str, scheme: str, url: str) -> None:

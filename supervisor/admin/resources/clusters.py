@@ -8,15 +8,16 @@ from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.policies import CLUSTERS, MIGRATED, MIGRATION
 from geminga.storage.catalogue.policy_values import Invalid
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, is_set, part_of
 from geminga.supervisor.admin.resources import cluster_records
 from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of, use_of
 from geminga.workers.identity.authentication import LOCAL
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _CLUSTER = "/admin/v2/clusters/{cluster}"
 _PEERS = "peerClusterNames"        # field of a cluster's data, which the catalogue keeps in a scope of its own
 DOMAINS = "/clusters/domains"      # a scope of policies in the catalogue; names of namespaces never begin with /
@@ -46,10 +47,17 @@ def _cluster(request: web.Request) -> str:
 
 def _present(request: web.Request) -> str:
     """Return the cluster that the path names.  Raises 412, which Pulsar has on these paths, if it does not exist."""
-    name = part_of(request, "cluster")
-    if name not in all_of(request):
+    if (name := part_of(request, "cluster")) not in all_of(request):
         raise web.HTTPPreconditionFailed(text=f"Cluster {name} does not exist.")
     return name
+
+
+def _domain(request: web.Request, missing: str) -> tuple[str, str, dict[str, Any]]:
+    """Return (cluster, failure domain, all domains of the cluster) of the path.  Raises 404, 412."""
+    cluster, name = _present(request), part_of(request, "domain")
+    if name not in (domains := _domains(request, cluster)):
+        raise web.HTTPNotFound(text=missing.format(name=name, cluster=cluster))
+    return cluster, name, domains
 
 
 def _keep(request: web.Request, name: str, values: dict[str, Any]) -> None:
@@ -67,7 +75,7 @@ def sees_secrets(request: web.Request) -> bool:
     return request.app[AUTHORIZATION].is_enabled or request[IDENTITY].method == LOCAL
 
 
-@routes.get("/admin/v2/clusters")
+@routes.get("/admin/v2/clusters", right=None)
 async def clusters(request: web.Request) -> web.Response:
     """Answer with the names of all clusters."""
     return web.json_response(sorted(all_of(request)))
@@ -156,13 +164,14 @@ async def migrate(request: web.Request) -> web.Response:
     """Redirect clients to another cluster: all clients with migrated=true, else only those of marked namespaces."""
     if _cluster(request) != request.app[TOPICS].cluster_name:
         raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
+    is_migrated = is_set(request, "migrated")
     record = await _record(request, request.app[TOPICS].cluster_name)
     to = {name: url for name, url in record.items() if name in cluster_records.URLS}
     if not to.get("brokerServiceUrl") and not to.get("brokerServiceUrlTls"):
         raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: "
                                       "the address to which clients are sent")
     catalogue_of(request).policies.set(MIGRATION, "to", to)
-    _keep(request, MIGRATED, {MIGRATION: request.query.get("migrated", "").lower() == "true"})
+    _keep(request, MIGRATED, {MIGRATION: is_migrated})
     await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
 
@@ -179,11 +188,11 @@ async def peers(request: web.Request) -> web.Response:
 async def set_peers(request: web.Request) -> web.Response:
     """Set the peers of a cluster."""
     name, peers = _cluster(request), _names(await body_of(request))
-    for one in peers or ():
-        if one == name:
+    for peer in peers or ():
+        if peer == name:
             raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
-        if one not in all_of(request):
-            raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
+        if peer not in all_of(request):
+            raise web.HTTPPreconditionFailed(text=f"Peer cluster {peer} does not exist")
     _keep(request, name, {PEERS: peers})
     return done()
 
@@ -201,7 +210,7 @@ def _names(peers: Any) -> list[str] | None:
     """
     if peers is not None and (not isinstance(peers, list) or not all(isinstance(one, str) for one in peers)):
         raise web.HTTPBadRequest(text="The peers of a cluster are a list of names")
-    return [one for one in peers or () if one] or None
+    return [peer for peer in peers or () if peer] or None
 
 
 def _domains(request: web.Request, cluster: str) -> dict[str, Any]:
@@ -217,10 +226,7 @@ async def domains(request: web.Request) -> web.Response:
 @routes.get(_CLUSTER + "/failureDomains/{domain}")
 async def domain(request: web.Request) -> web.Response:
     """Answer with the brokers of a failure domain."""
-    cluster, name = _present(request), part_of(request, "domain")
-    domains = _domains(request, cluster)
-    if name not in domains:
-        raise web.HTTPNotFound(text=f"Domain {name} for cluster {cluster} does not exist")
+    _, name, domains = _domain(request, "Domain {name} for cluster {cluster} does not exist")
     return web.json_response(domains[name])
 
 
@@ -233,7 +239,7 @@ async def set_domain(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")
     domains, brokers = _domains(request, cluster), body.get("brokers") or []
     for other, known in domains.items():
-        if other != name and (twice := [one for one in known["brokers"] if one in brokers]):
+        if other != name and (twice := [broker for broker in known["brokers"] if broker in brokers]):
             raise web.HTTPConflict(text=f"[{', '.join(twice)}] already exists in {other}")
     _keep(request, cluster, {DOMAINS: domains | {name: {"brokers": brokers}}})
     return done()
@@ -242,10 +248,7 @@ async def set_domain(request: web.Request) -> web.Response:
 @routes.delete(_CLUSTER + "/failureDomains/{domain}")
 async def delete_domain(request: web.Request) -> web.Response:
     """Remove a failure domain."""
-    cluster, name = _present(request), part_of(request, "domain")
-    domains = _domains(request, cluster)
-    if name not in domains:
-        raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {cluster} does not exist")
+    cluster, name, domains = _domain(request, "Domain-name {name} or cluster {cluster} does not exist")
     del domains[name]
     _keep(request, cluster, {DOMAINS: domains or None})
     return web.Response(status=200)

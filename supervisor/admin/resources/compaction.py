@@ -20,7 +20,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -57,14 +56,17 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.log import log
 from geminga.storage.statistics.columns import LATENCIES_MS
+from geminga.supervisor.admin.requests import jobs, rights
 from geminga.supervisor.admin.requests.owners import Owners
 from geminga.supervisor.admin.requests.request_parts import (
+    SCALABLE,
     TOPIC,
     TOPICS,
     ask_each,
     ask_single,
     catalogue_of,
     done,
+    existing_of,
     not_allowed,
     parts_of,
     topic_of,
@@ -73,7 +75,7 @@ from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, known_tables
 from geminga.supervisor.tasks.night_progress import RunningNights
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 # The questions that jobs may have for owners, by their names.
 QUESTIONS: dict[str, type[Question[Any]]] = {
     kind.name: kind for kind in (
@@ -217,11 +219,11 @@ class Compactions:
                 del self._waiting[partition_id]
                 self._running[partition_id] = topic, None
             status = await self._run_job(self._batch)
-            left = {partition_id: topic for partition_id, topic in self._batch.items()
+            without_report = {partition_id: topic for partition_id, topic in self._batch.items()
                     if self._running.pop(partition_id, None)}
             self._batch = {}
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            self._fail(left, f"Its job {how}; the broker's log has what it said")
+            self._fail(without_report, f"Its job {how}; the broker's log has what it said")
             if not self._waiting:
                 self._has_waiting.clear()
 
@@ -230,31 +232,14 @@ class Compactions:
 
         The job is killed when this process ends.
         """
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "geminga.supervisor.main",
-            "nightly",
-            "--data-dir",
-            str(self._config.data_dir.resolve()),
-            "--partitions",
-            ",".join(map(str, partition_ids)),
-            "--parent",
-            str(os.getpid()),
-        ]
-        ours = {name: value for name, value in os.environ.items()
-                if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
-        told = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
-                for name, value in asdict(self._config.nightly).items()}
+        command = jobs.command("supervisor.main", "nightly", "--data-dir", self._config.data_dir.resolve(),
+                               "--partitions", ",".join(map(str, partition_ids)), "--parent", os.getpid())
+        settings = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+                    for name, value in asdict(self._config.nightly).items()}
         try:
             self._job = await asyncio.create_subprocess_exec(
-                *command,
-                env=ours | told,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
+                *command, env=jobs.environment() | settings, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             log.error(f"compaction cannot be started: {text_of(error)}", code="G511")
             return 1
@@ -264,10 +249,14 @@ class Compactions:
             self._kill()
 
     def _kill(self) -> None:
-        """Kill the compaction job, and all processes that it has started."""
-        if self._job is not None:
+        """Kill the compaction job, and all processes that it has started.
+
+        The job is forgotten, because another process may get its number later.
+        """
+        job, self._job = self._job, None
+        if job is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._job.pid, signal.SIGKILL)
+                os.killpg(job.pid, signal.SIGKILL)
 
     def _fail(self, partitions: Mapping[int, str], error: str) -> None:
         """Record a failure for partitions whose compaction job ended without a report."""
@@ -394,7 +383,7 @@ def _listener(data_dir: Path) -> socket.socket:
 
 # -- over HTTP
 
-@routes.get(TOPIC + "/compaction")
+@routes.get(TOPIC + "/compaction", right=rights.TOPIC)
 async def status(request: web.Request) -> web.Response:
     """Answer with the state of a topic's compaction."""
     _refuse_live(request)
@@ -404,9 +393,20 @@ async def status(request: web.Request) -> web.Response:
     return web.json_response({"status": state, "lastError": error})
 
 
-@routes.put(TOPIC + "/compaction")
+@routes.get(SCALABLE + "/compaction", right=rights.TOPIC)
+async def status_of_scalable(request: web.Request) -> web.Response:
+    """Answer with the state of a scalable topic's compaction, over all segments."""
+    segments = catalogue_of(request).topics.parts(existing_of(request))
+    states = [request.app[COMPACTIONS].status(partition_id) for partition_id in _stored(request, segments)]
+    state, error = next((one for name in (_RUNNING, _ERROR, _SUCCESS) for one in states if one[0] == name),
+                        (_NOT_RUN, ""))
+    return web.json_response({"status": state, "lastError": error})
+
+
+@routes.put(SCALABLE + "/compaction", right=rights.TOPIC)
+@routes.put(TOPIC + "/compaction", right=rights.TOPIC)
 async def compact(request: web.Request) -> web.Response:
-    """Queue the topic, or all its partitions, for compaction.
+    """Queue the topic, or all its partitions or segments, for compaction.
 
     Partitions already queued or being compacted are left out. Answers 409 if all of them are.
     """
@@ -414,6 +414,8 @@ async def compact(request: web.Request) -> web.Response:
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     parts = parts_of(request)
+    if not parts:
+        raise Refusal(api.TopicNotFound, f"Scalable topic not found: {topic_of(request)}")
     # opens partitions that were never used, so that they have storage
     await ask_each(request, parts, Subscriptions)
     if not request.app[COMPACTIONS].begin(_stored(request, parts)):

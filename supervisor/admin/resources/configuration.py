@@ -3,13 +3,14 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import TOPICS, catalogue_of
 from geminga.supervisor.admin.resources.brokers import DYNAMIC, TEXTS
 from geminga.supervisor.configuration import config as configuration
 from geminga.supervisor.configuration.properties import TRANSLATED
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 AT_RUN_TIME = "changed at run time"      # as an origin
 
 

@@ -5,8 +5,9 @@
      "clusters": {name: {"data", "peers", "failureDomains"}}
      "tenants": {name: {"adminRoles", "allowedClusters"}}
      "namespaces": {tenant/namespace: {"policies", "properties"}}
-     "topics": {topic: {"partitions", "policies", "properties", "schemas",
-                        "subscriptions": {name: {"properties", "replicated"}}}}
+     "topics": {topic: {"partitions" or "segments", "policies", "properties", "schemas",
+                        "subscriptions": {name: {"properties", "replicated"}},
+                        "schedules": {name: as schedules.py has it}}}
      "grants": {topic or partition that was not created: {"permissions"}}}
 
 Policies are named as in storage/catalogue/policy_table.py, and include grants. An import sets each member that it
@@ -22,6 +23,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.proto.layouts import SEGMENTS_MAX
 from geminga.storage.admin.questions import ApplyOptions, ApplyPolicies, Properties, Replicated, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import CLUSTERS
@@ -29,23 +31,26 @@ from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.catalogue.policy_values import Invalid
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.storage.ledgers.managed_ledger import LATEST
+from geminga.storage.recurring.timetable import WrongTiming
 from geminga.storage.schemas import registry
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
-from geminga.supervisor.admin.resources import cluster_records
+from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of, is_set
+from geminga.supervisor.admin.resources import cluster_records, schedules
 from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
 from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of
 from geminga.supervisor.admin.resources.clusters import DOMAINS, all_of, sees_secrets
 from geminga.supervisor.admin.resources.namespaces import refuse_too_many
 from geminga.supervisor.admin.resources.policies import read_value, route_of
 from geminga.workers.identity.authorization import GRANTED
+from geminga.workers.messages import outgoing
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 VERSION = 1
 _CLUSTERS = "allowedClusters"
 _OF_CLUSTERS = {"data": CLUSTERS, "peers": PEERS, "failureDomains": DOMAINS}
 _SECTIONS = "version", "configuration", "clusters", "tenants", "namespaces", "topics", "grants"
-_OF_TOPICS = "partitions", "policies", "properties", "schemas", "subscriptions"
+_OF_TOPICS = "partitions", "policies", "properties", "schemas", "subscriptions", "schedules"
 _BODY_MAX = 256 << 20
 _AT_ONCE = 50                # changes in one transaction
 
@@ -55,7 +60,7 @@ _AT_ONCE = 50                # changes in one transaction
 def exported(catalogue: Catalogue, *, with_secrets: bool) -> dict[str, Any]:
     """Return all definitions.  with_secrets: whether credentials of clusters are among them, else they are hidden."""
     topics = [topic for topic in catalogue.topics.all_base_names()
-                  if topic.startswith("persistent:") or catalogue.topics.partition_count(names.parse(topic))]
+                  if not topic.startswith("non-persistent:") or catalogue.topics.partition_count(names.parse(topic))]
     clusters: dict[str, dict] = {}
     for member, scope in _OF_CLUSTERS.items():
         for name, value in catalogue.policies.of(scope).items():
@@ -86,8 +91,9 @@ def exported(catalogue: Catalogue, *, with_secrets: bool) -> dict[str, Any]:
 def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
     topic, partitions = names.parse(text), catalogue.topics.partition_count(names.parse(text))
     subscriptions: dict[str, dict[str, Any]] = {}
-    for part in _parts(text, partitions or 0):
-        if (stored := catalogue.partitions.find(names.parse(part))) is None:
+    parts = catalogue.topics.parts(topic)
+    for part in parts:
+        if (stored := catalogue.partitions.find(part)) is None:
             continue
         properties = catalogue.properties.of_subscriptions(stored[0])
         replicated = catalogue.subscriptions.replicated(stored[0])
@@ -96,17 +102,15 @@ def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
                 continue
             subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}),
                                            "replicated": subscription_id in replicated})
+    layout = catalogue.scalable_topics.layout(topic) if topic.is_scalable else None
     return {
-        "partitions": partitions,
+        **({"partitions": partitions} if layout is None else {"segments": len(layout.active)}),
         "policies": catalogue.policies.of(text),
         "properties": catalogue.properties.of(text),
         "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schemas.versions(topic)],
         "subscriptions": dict(sorted(subscriptions.items())),
+        "schedules": {one.name: schedules.definition(one) for one in catalogue.schedules.of(topic)},
     }
-
-
-def _parts(topic: str, partitions: int) -> list[str]:
-    return [f"{topic}-partition-{number}" for number in range(partitions)] or [topic]
 
 
 def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
@@ -221,6 +225,11 @@ class _Import:
         if str(topic) != name or topic.partition >= 0:
             raise Invalid("expected the complete name of a topic, and not of a partition")
         self._in_a_namespace(topic)
+        if topic.is_segment:
+            raise Invalid("expected a topic, and not its segment")
+        if topic.is_scalable:
+            yield from self._scalable_topic(topic, value, where)
+            return
         _object(value, where, _OF_TOPICS)
         there, partitions = self._there["topics"].get(name), value.get("partitions", 0)
         if there is None:
@@ -238,11 +247,31 @@ class _Import:
         elif partitions > there["partitions"]:
             yield Change(f"{where}: {partitions} partitions instead of {there['partitions']}",
                          lambda: self._catalogue.topics.set_partition_count(topic, partitions))
-        there = there or {"partitions": 0, "schemas": [], "subscriptions": {}}
-        yield from self._scope(name, value, there, where, is_topic=True)
+        yield from self._in_topic(topic, partitions, value, there, where)
+
+    def _scalable_topic(self, topic: names.TopicName, value: Any, where: str) -> Iterator[Change]:
+        """Yield the changes of a scalable topic; one that exists keeps its segments."""
+        _object(value, where, ("segments", *_OF_TOPICS[1:]))
+        there, segments = self._there["topics"].get(str(topic)), value.get("segments", 1)
+        if isinstance(segments, bool) or not isinstance(segments, int) or not 0 < segments <= SEGMENTS_MAX:
+            raise Invalid(f"segments: expected a number from 1 to {SEGMENTS_MAX}")
+        if there is None:
+            names.refuse_blank(topic)
+            names.refuse_reserved(topic)
+            yield Change(f"{where}: made, with {segments} segments",
+                         lambda: self._catalogue.scalable_topics.create(topic, segments))
+        yield from self._in_topic(topic, 0, value, there, where)
+
+    def _in_topic(self, topic: names.TopicName, partitions: int, value: dict, there: dict | None,
+                  where: str) -> Iterator[Change]:
+        """Yield the changes of a topic's policies, properties, schemas and subscriptions."""
+        there = {"partitions": 0, "schemas": [], "subscriptions": {}} | (there or {})
+        yield from self._scope(str(topic), value, there, where, is_topic=True)
         yield from self._schemas(topic, value.get("schemas", []), there["schemas"], where)
         for subscription, said in _object(value.get("subscriptions", {}), f"{where}/subscriptions").items():
-            yield from self._subscription(name, partitions, subscription, said, there, where)
+            yield from self._subscription(str(topic), partitions, subscription, said, there, where)
+        for schedule, said in _object(value.get("schedules", {}), f"{where}/schedules").items():
+            yield from self._schedule(topic, schedule, said, there.get("schedules", {}).get(schedule), where)
 
     def _in_a_namespace(self, topic: names.TopicName) -> None:
         if topic.namespace not in {*self._there["namespaces"], *self._wanted.get("namespaces", {})}:
@@ -286,7 +315,7 @@ class _Import:
             return
 
         async def make() -> None:
-            for part in map(names.parse, _parts(topic, partitions)):
+            for part in self._catalogue.topics.parts(names.parse(topic)):
                 ask = self._request.app[OWNERS].ask
                 subscribe = Subscribe(part, subscription=name, may_create=True, new=True,
                                       position=LATEST, properties=properties)
@@ -294,6 +323,24 @@ class _Import:
                     await ask(Properties(part, subscription=name, properties=properties))
                 await ask(Replicated(part, subscription=name, replicated=is_replicated))
         yield Change(f"{where}: subscription {name}" + (" changed" if present else ""), make)
+
+    def _schedule(self, topic: names.TopicName, name: str, said: Any, present: dict[str, Any] | None,
+                  where: str) -> Iterator[Change]:
+        """Yield the change of a schedule if it differs.  Its message is encoded when the topic has its schemas."""
+        if said == present:
+            return
+        try:
+            wanted = schedules.read(said)
+        except (WrongTiming, outgoing.Wrong) as error:
+            raise Invalid(f"schedules/{name}: {error}") from None
+
+        async def make() -> None:
+            try:
+                made = schedules.Made(self._request.app[TOPICS], topic, name, wanted)
+            except (WrongTiming, outgoing.Wrong) as error:
+                raise web.HTTPBadRequest(text=f"{where}/schedules/{name}: {error}") from None
+            await schedules.keep(self._request.app[OWNERS], self._catalogue, made)
+        yield Change(f"{where}: schedule {name}" + (" changed" if present else ""), make)
 
     def _grants(self, name: str, value: Any, where: str) -> Iterator[Change]:
         topic = names.parse(name)
@@ -322,7 +369,8 @@ class _Import:
         if policy is None or route is None:
             raise Invalid(f"unknown key {name!r} of policies")
         try:
-            return read_value(policy, route, value, self._choice(scope, is_topic=is_topic), is_topic=is_topic)
+            return read_value(policy, route, value, self._choice(scope, is_topic=is_topic),
+                              names.parse(scope) if is_topic else None)
         except web.HTTPException as error:
             raise Invalid(f"{name}: {error.text}") from None
 
@@ -382,7 +430,7 @@ async def bring_about(request: web.Request) -> web.Response:
     """Import definitions, and answer {"changes": [text]}; with ?dry-run=true nothing is changed."""
     wanted = await body_of(request.clone(client_max_size=_BODY_MAX))
     changes = _Import(request, wanted).changes()
-    if request.query.get("dry-run", "").lower() != "true":
+    if not is_set(request, "dry-run"):
         for at in range(0, len(changes), _AT_ONCE):
             await _make(request, changes[at:at + _AT_ONCE])
     return web.json_response({"changes": [change.text for change in changes]})

@@ -11,6 +11,8 @@ from aiohttp import web
 
 from geminga.storage.admin.questions import Cancel, GetDelayed, Reschedule
 from geminga.storage.ledgers.position import Position
+from geminga.storage.runtime.units import moment
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
@@ -22,9 +24,8 @@ from geminga.supervisor.admin.requests.request_parts import (
     part_of,
     parts_of,
 )
-from geminga.supervisor.configuration.units import moment
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _DELAYED = "/ops/v1/delayed" + PATH
 _MESSAGE = _DELAYED + "/{message:[^/]+}"
 _BY = ("hour", "window", "message")
@@ -34,7 +35,7 @@ _ID = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
 _PART_ID = re.compile(_ID.pattern + r"(:-?[0-9]{1,9}){1,2}", re.ASCII)
 
 
-@routes.get(_DELAYED)
+@routes.get(_DELAYED, right=rights.CONSUMES)
 async def delayed(request: web.Request) -> web.Response:
     """Answer with the delayed entries of all partitions that are not due yet, by hour, window or message."""
     query = request.query
@@ -47,7 +48,7 @@ async def delayed(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="from is a time behind to")
     question = partial(GetDelayed, first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by)
     partitions = await ask_parts(request, question)
-    rows: list[dict[str, Any]] = [row for one in partitions for row in one.rows]
+    rows: list[dict[str, Any]] = [row for partition in partitions for row in partition.rows]
     rows = sorted(rows, key=lambda row: row["deliver_at"]) if by == "message" else _summed(rows)
     told = {"waiting": sum(one.waiting for one in partitions), "windows": sum(one.windows for one in partitions),
             "index_bytes": sum(one.index_bytes for one in partitions),
@@ -66,14 +67,14 @@ def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
     return [{"from": first, "to": end, "entries": entries} for (first, end), entries in sorted(counts.items())]
 
 
-@routes.delete(_MESSAGE)
+@routes.delete(_MESSAGE, right=rights.TOPIC_POLICY)
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a delayed entry, with all messages of its batch."""
     await _change(request, partial(Cancel, position=_position(request)))
     return done()
 
 
-@routes.patch(_MESSAGE)
+@routes.patch(_MESSAGE, right=rights.TOPIC_POLICY)
 async def reschedule(request: web.Request) -> web.Response:
     """Give a delayed entry another delivery time."""
     position, body = _position(request), await body_of(request)

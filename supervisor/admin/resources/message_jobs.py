@@ -3,7 +3,7 @@
     GET  /ops/v1/search/DOMAIN/TENANT/NAMESPACE/TOPIC    lines of JSON as messages are found (tasks/searching.py)
     GET  /ops/v1/search/TENANT/NAMESPACE                 likewise, in all topics of a namespace
     GET  /ops/v1/redrive/DOMAIN/TENANT/NAMESPACE/TOPIC   what a redrive of the dead letter topic would do
-    POST /ops/v1/redrive/DOMAIN/TENANT/NAMESPACE/TOPIC   do it
+    POST /ops/v1/redrive/DOMAIN/TENANT/NAMESPACE/TOPIC   do it; with `undo`, take back what it has sent (undoing.py)
 
 A search ends after _SEARCH_SECONDS, at its limit of rows, or when the caller leaves. A redrive goes on without its
 caller; one that is interrupted is complete after it is repeated.
@@ -11,15 +11,19 @@ caller; one that is interrupted is complete after it is repeated.
 import asyncio
 import contextlib
 import json
-import os
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.catalogue.policies import Policies
+from geminga.supervisor.admin.requests import jobs, rights
 from geminga.supervisor.admin.requests.request_parts import (
+    ANY,
     PATH,
     body_of,
     catalogue_of,
@@ -28,8 +32,13 @@ from geminga.supervisor.admin.requests.request_parts import (
     number_of,
     topic_of,
 )
+from geminga.supervisor.admin.resources import undoing
+from geminga.supervisor.tasks.redrive_topics import subscription_in
 
-routes = web.RouteTableDef()
+if TYPE_CHECKING:
+    from geminga.supervisor.tasks.searching import Search
+
+routes = rights.Routes()
 _SEARCH, _REDRIVE = "/ops/v1/search", "/ops/v1/redrive" + PATH
 _SEARCHES_MAX = 2                # at once, each on a part of a core
 _ROOM_SECONDS = 5.0              # for one of these to end: that its caller has left is noticed a little later
@@ -82,15 +91,9 @@ class Slots:
 SLOTS = web.AppKey("slots_of_message_jobs", Slots)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of a job: without what would give it another broker or configuration."""
-    return {name: value for name, value in os.environ.items()
-            if not name.startswith(("GEMINGA_", "PULSAR_")) and name != "XDG_CONFIG_HOME"}
-
-
 # -- searches
 
-@routes.get(_SEARCH + PATH)
+@routes.get(_SEARCH + ANY, right=rights.CONSUMES)
 async def search_topic(request: web.Request) -> web.StreamResponse:
     """Search a topic's messages, and answer with those that match as lines of JSON."""
     topic = existing_of(request)
@@ -99,7 +102,7 @@ async def search_topic(request: web.Request) -> web.StreamResponse:
     return await _search(request, str(topic))
 
 
-@routes.get(_SEARCH + "/{tenant}/{namespace}")
+@routes.get(_SEARCH + "/{tenant}/{namespace}", right=rights.DISCARDS)
 async def search_namespace(request: web.Request) -> web.StreamResponse:
     """Search the messages of a namespace's topics, and answer with those that match as lines of JSON."""
     return await _search(request, namespace_of(request))
@@ -110,17 +113,18 @@ async def _search(request: web.Request, place: str) -> web.StreamResponse:
     query = request.query
     if (order := query.get("order", _ORDERS[0])) not in _ORDERS:
         raise web.HTTPBadRequest(text=f"order must be {' or '.join(_ORDERS)}")
-    asked = {
+    asked: Search = {
         "folder": str(_folder(request)), "place": place,
         "limit": number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX),
         "payload": number_of(request, query.get("payload", str(_PAYLOAD_BYTES)), "payload", _PAYLOAD_BYTES_MAX),
         "newest": order == "newest",
         "properties": [text for text in query.getall("property", []) if text][:_TEXTS_MAX],
-        **{name: query.get(name) or None for name in ("key", "grep", "where", "since", "until")}}
+        "key": query.get("key") or None, "grep": query.get("grep") or None, "where": query.get("where") or None,
+        "since": query.get("since") or None, "until": query.get("until") or None}
     async with request.app[SLOTS].search():
         job = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "geminga.supervisor.tasks.searching", env=_environment(), stdin=PIPE,
-            stdout=PIPE, stderr=DEVNULL, start_new_session=True, limit=_LINE_BYTES)
+            *jobs.command("supervisor.tasks.searching"), env=jobs.environment(), stdin=PIPE, stdout=PIPE,
+            stderr=DEVNULL, start_new_session=True, limit=_LINE_BYTES)
         try:
             assert job.stdin is not None
             job.stdin.write(json.dumps(asked).encode())
@@ -186,11 +190,14 @@ def _folder(request: web.Request) -> Any:
 
 @routes.get(_REDRIVE)
 async def look(request: web.Request) -> web.Response:
-    """Answer with what a redrive would send where; nothing is changed."""
+    """Answer with what a redrive would send where, or what would be taken back of one; nothing is changed."""
     existing_of(request)
     with request.app[SLOTS].redrive():
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
+                if "undo" in request.query:
+                    query: dict[str, Any] = dict(request.query) | {"properties": request.query.getall("properties", [])}
+                    return await _undone(request, query, looks=True)
                 return await _redriven(request, dict(request.query), "--dry-run")
         except TimeoutError:
             raise web.HTTPServiceUnavailable(text=f"There are more letters than can be looked at in {_LOOK_SECONDS} s"
@@ -199,11 +206,14 @@ async def look(request: web.Request) -> web.Response:
 
 @routes.post(_REDRIVE)
 async def redrive(request: web.Request) -> web.Response:
-    """Send dead letters back, and answer with the number of those that went to each topic."""
+    """Send dead letters back, or take back what a redrive has sent, and answer with the number of messages."""
     existing_of(request)
     body = await body_of(request)
     if body is not None and not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="The body is an object with count, subscription, reason, to, to_all")
+        raise web.HTTPBadRequest(text="The body is an object with count, subscription, reason, to, to_all, or undo")
+    if body and "undo" in body:
+        with request.app[SLOTS].redrive():
+            return await _undone(request, body, looks=False)
     asked = {name: str(value) for name, value in (body or {}).items()}
     with request.app[SLOTS].redrive():
         return await _redriven(request, asked)
@@ -221,18 +231,50 @@ async def _redriven(request: web.Request, asked: dict[str, str], *more: str) -> 
     if (to_all := str(asked.get("to_all", "false")).lower()) not in ("true", "false"):
         raise web.HTTPBadRequest(text="to_all is true or false")
     options += ["--to-all"] if to_all == "true" else []
-    job = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "geminga.supervisor.main", "redrive", "--data-dir", str(_folder(request)),
-        f"--count={max(1, count)}", "-o", "json", *options, *more, "--", str(topic_of(request)),
-        env=_environment(), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
+    return web.json_response(await jobs.answer_of(
+        "redrive", "--data-dir", _folder(request), f"--count={max(1, count)}", "-o", "json", *options, *more, "--",
+        topic_of(request)))
+
+
+# -- undone redrives
+
+_TEXTS = "key", "grep", "where", "since", "until"
+_OF_UNDO = {"undo", "subscription", "count", "rate", "from_subscription", "properties", *_TEXTS}
+
+
+async def _undone(request: web.Request, asked: dict[str, Any], *, looks: bool) -> web.Response:
+    """Take back what redrives have sent to a subscription, and answer with the number.  Raises 400, 409, Refusal."""
+    if unknown := asked.keys() - _OF_UNDO:
+        raise web.HTTPBadRequest(text=f"{', '.join(sorted(unknown))}: {', '.join(sorted(_OF_UNDO))} are known")
+    properties = asked.get("properties", [])
+    if not isinstance(properties, list) or len(properties) > _TEXTS_MAX:
+        raise web.HTTPBadRequest(text=f"properties is a list of at most {_TEXTS_MAX} texts")
+    words = [asked.get(name) or "" for name in ("undo", "subscription", "from_subscription", *_TEXTS)]
+    if not all(isinstance(text, str) and "\0" not in text for text in [*words, *properties]):
+        raise web.HTTPBadRequest(text="undo, subscription and conditions are texts without zero bytes")
+    topic, letters = names.parse(words[0]), topic_of(request)
+    catalogue = catalogue_of(request)
+    if not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic):
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    if topic.is_scalable:
+        raise Refusal(api.NotAllowedError, f"{topic} is a scalable topic, to which no redrive sends letters")
+    subscription = words[1] or subscription_in(str(letters), str(topic))
+    if not subscription:
+        raise web.HTTPBadRequest(text=f"The name {letters} does not say which subscription of {topic}: name it")
+    count = number_of(request, str(asked.get("count", _LETTERS)), "count", _LETTERS_MAX)
+    conditions: dict[str, Any] = {name: asked.get(name) or None for name in _TEXTS}
+    return await undoing.undo(request, _folder(request), undoing.Undo(
+        names.parse(names.without_partition(str(letters))), str(topic), subscription,
+        words[2] or Policies().dead_letter_subscription, max(1, count), _rate(asked.get("rate", 0)),
+        conditions | {"properties": [text for text in properties if text]}, looks))
+
+
+def _rate(value: object) -> float:
+    """Return a rate in messages/s, 0 for none.  Raises 400."""
     try:
-        printed, said = await job.communicate()
-    finally:
-        if job.returncode is None:      # the request was cancelled
-            job.terminate()
-    try:
-        figures = json.loads(printed)
-    except ValueError:
-        why = said.decode(errors="replace").strip().removeprefix("geminga: ")
-        raise web.HTTPConflict(text=why or "The job of the redrive was killed") from None
-    return web.json_response(figures)
+        rate = float(value)      # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        rate = -1.0
+    if not 0 <= rate < float("inf"):
+        raise web.HTTPBadRequest(text="rate is a number of messages a second")
+    return rate

@@ -1,6 +1,6 @@
 """Messages by page, decoded: those of a topic, those that a subscription has left, and the whole payload of one.
 
-    GET  /ops/v1/messages/DOMAIN/TENANT/NAMESPACE/TOPIC[/SUBSCRIPTION]     rows of supervisor/messages/shown.py
+    GET  /ops/v1/messages/DOMAIN/TENANT/NAMESPACE/TOPIC[/SUBSCRIPTION]     rows of workers/messages/shown.py
     POST /ops/v1/messages/DOMAIN/TENANT/NAMESPACE/TOPIC                    publish one message
     GET  /ops/v1/payload/DOMAIN/TENANT/NAMESPACE/TOPIC/LEDGER:ENTRY[:INDEX]
 
@@ -28,6 +28,7 @@ from geminga.storage.jobs.one_by_one import Damaged
 from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import InvalidSchema
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import (
     INSIDE,
     PATH,
@@ -40,15 +41,16 @@ from geminga.supervisor.admin.requests.request_parts import (
     single_of,
     subscription_of,
 )
-from geminga.supervisor.messages import outgoing, publishing, shown
-from geminga.supervisor.messages.entries import About, Outgoing
-from geminga.supervisor.messages.filters import Filter
-from geminga.supervisor.messages.shown import Shown, Stored
-from geminga.supervisor.messages.values import Values, complete
-from geminga.supervisor.pulsar_client import client, key_hashing
-from geminga.supervisor.pulsar_client.producers import Receipt, Sending
+from geminga.workers.messages import outgoing, publishing, shown
+from geminga.workers.messages.entries import About, Outgoing
+from geminga.workers.messages.filters import Filter
+from geminga.workers.messages.shown import Shown, Stored
+from geminga.workers.messages.values import Values, complete
+from geminga.workers.pulsar_client import client, key_hashing
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.producers import Receipt, Sending
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _MESSAGES, _PAYLOAD = "/ops/v1/messages" + PATH, "/ops/v1/payload" + PATH
 _ROWS, _ROWS_MAX = 20, 100
 _PAYLOAD_BYTES, _PAYLOAD_BYTES_MAX = 4 << 10, 64 << 10
@@ -79,13 +81,13 @@ class _Asked(NamedTuple):
 
 # -- pages
 
-@routes.get(_MESSAGES)
+@routes.get(_MESSAGES, right=rights.CONSUMES)
 async def of_topic(request: web.Request) -> web.Response:
     """Answer with messages of a topic in the order in which they are stored."""
     return await _answer(request, None)
 
 
-@routes.get(_MESSAGES + "/{subscription:[^/]+}")
+@routes.get(_MESSAGES + "/{subscription:[^/]+}", right=rights.CONSUMES)
 async def of_subscription(request: web.Request) -> web.Response:
     """Answer with messages that a subscription has not acknowledged."""
     return await _answer(request, subscription_of(request))
@@ -133,16 +135,16 @@ def place_of(text: str, name: str) -> tuple[int, int, int]:
 
 
 def _schemas(request: web.Request, topic: TopicName, page: StoredPage) -> dict[bytes, api.Schema]:
-    """Return the schema versions that messages of a page name, as far as the topic has them."""
+    """Return the schema versions that messages of a page name, as far as the topic has them; b"" is the newest."""
     found: dict[bytes, api.Schema] = {}
-    for one in page.entries:
+    for entry in page.entries:
         try:
-            metadata, _ = one_by_one.split(base64.b64decode(one.data))
+            metadata, _ = one_by_one.split(base64.b64decode(entry.data))
         except Damaged:
             continue
         version = metadata.schema_version
-        if len(version) == 8 and not version[0] & 0x80 and version not in found:
-            kept = registry.find(catalogue_of(request), topic, int.from_bytes(version))
+        if (not version or (len(version) == 8 and not version[0] & 0x80)) and version not in found:
+            kept = registry.find(catalogue_of(request), topic, int.from_bytes(version) if version else None)
             if kept is not None:
                 found[version] = registry.to_wire(kept.definition, "")
     return found
@@ -200,7 +202,7 @@ def _chosen(topic: str, page: StoredPage, asked: _Asked, values: Values) -> Iter
 
 # -- the whole payload of one
 
-@routes.get(_PAYLOAD + "/{message:[^/]+}")
+@routes.get(_PAYLOAD + "/{message:[^/]+}", right=rights.CONSUMES)
 async def payload(request: web.Request) -> web.Response:
     """Answer with the whole payload of a message, for a file: browsers do not show it as a page."""
     ledger, entry, index = place_of(part_of(request, "message"), "The message")
@@ -225,11 +227,11 @@ def _payload(topic: str, stored: Stored, index: int) -> bytes | None:
 
 # -- publishing
 
-@routes.post(_MESSAGES)
+@routes.post(_MESSAGES, right=rights.PRODUCES)
 async def publish(request: web.Request) -> web.Response:
     """Publish one message, and answer when it is on disk.
 
-    The body has the fields of supervisor/messages/outgoing.py. A `value` is encoded by the topic's newest schema.
+    The body has the fields of workers/messages/outgoing.py. A `value` is encoded by the topic's newest schema.
     """
     topic, body = existing_of(request), await body_of(request)
     definition = None
@@ -241,7 +243,7 @@ async def publish(request: web.Request) -> web.Response:
     try:
         encoder = None
         if definition is not None:
-            from geminga.supervisor.messages.schema_encoding import NotEncodable, SchemaEncoder  # slow to import
+            from geminga.workers.messages.schema_encoding import NotEncodable, SchemaEncoder  # slow to import
             try:
                 encoder = SchemaEncoder(definition)
             except (NotEncodable, InvalidSchema) as error:
@@ -256,7 +258,7 @@ async def publish(request: web.Request) -> web.Response:
     except TimeoutError:
         raise web.HTTPServiceUnavailable(text=f"The message has no receipt after {_PUBLISH_SECONDS} s: it may be "
                                               "stored, or not") from None
-    except client.ClientError as error:
+    except ClientError as error:
         raise web.HTTPConflict(text=str(error)) from None
     except OSError as error:
         raise web.HTTPServiceUnavailable(text=f"The broker takes no messages now: {error}") from None
@@ -270,7 +272,7 @@ async def _publish(url: str, topic: TopicName, message: Outgoing, schema: api.Sc
     connection = await client.connect(url)
     try:
         if len(message.payload) > connection.message_size_max:
-            raise client.ClientError(f"it has {len(message.payload)} bytes, and the broker takes "
+            raise ClientError(f"it has {len(message.payload)} bytes, and the broker takes "
                                      f"{connection.message_size_max}")
         receipts: list[Receipt] = []
         sending = Sending(connection, receipts.append)

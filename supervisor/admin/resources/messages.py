@@ -26,6 +26,7 @@ from geminga.storage.admin.questions import (
     StoredEntry,
 )
 from geminga.storage.ledgers.position import Position
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
     TOPICS,
@@ -37,8 +38,9 @@ from geminga.supervisor.admin.requests.request_parts import (
     status,
     subscription_of,
 )
+from geminga.workers.messages.message import text_of, texts_of
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _METADATA = 6                     # offset in an entry: behind its magic number and checksum
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse longer ones
 # limits for repeated headers, and for the length of a header with an encrypted key: far more than usual
@@ -66,7 +68,7 @@ _FIELDS: dict[Any, str] = {
 _TIMES: dict[Any, str] = {"publish_time": "publish-time", "event_time": "event-time",
                           "deliver_at_time": "deliver-at-time"}
 _BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param",
-                          "schema_version": "Base64-schema-version"}
+                          "schema_version": "Base64-schema-version", "schema_id": "Base64-schema-id"}
 
 
 # -- ids
@@ -77,7 +79,7 @@ def _id(position: Position, partition: int, **more: int) -> dict[str, int]:
     return {"ledgerId": ledger, "entryId": entry, "partitionIndex": partition, "batchIndex": -1, "batchSize": 0} | more
 
 
-@routes.get(TOPIC + "/lastMessageId")
+@routes.get(TOPIC + "/lastMessageId", right=rights.CONSUMES)
 async def last(request: web.Request) -> web.Response:
     """Answer with the id of the last message."""
     if not single_of(request).is_persistent:
@@ -87,7 +89,7 @@ async def last(request: web.Request) -> web.Response:
                                  batchIndex=message.batch_index, batchSize=message.batch_size))
 
 
-@routes.get(TOPIC + "/messageid/{time_ms}")
+@routes.get(TOPIC + "/messageid/{time_ms}", right=rights.CONSUMES)
 async def at_time(request: web.Request) -> web.Response:
     """Answer with the id of the first message published at the time or later."""
     time_ms = number_of(request, part_of(request, "time_ms"), "The time")
@@ -97,7 +99,7 @@ async def at_time(request: web.Request) -> web.Response:
     return web.json_response(_id(position, single_of(request).partition))
 
 
-@routes.get(TOPIC + "/getMessageIdByIndex")
+@routes.get(TOPIC + "/getMessageIdByIndex", right=rights.CONSUMES)
 async def by_index(request: web.Request) -> web.Response:
     """Answer with the id of the message that has an index."""
     index = number_of(request, request.query.get("index", ""), "index")
@@ -108,7 +110,7 @@ async def by_index(request: web.Request) -> web.Response:
 
 # -- messages
 
-@routes.get(TOPIC + "/subscription/{subscription:[^/]+}/position/{number}")
+@routes.get(TOPIC + "/subscription/{subscription:[^/]+}/position/{number}", right=rights.CONSUMES)
 async def peek(request: web.Request) -> web.Response:
     """Answer with a message that a subscription has not acknowledged; the first one has position 1."""
     number = number_of(request, part_of(request, "number"), "The position")
@@ -118,7 +120,7 @@ async def peek(request: web.Request) -> web.Response:
     return _answer(request, await ask_single(request, "Peek messages on a partitioned topic is not allowed", question))
 
 
-@routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}")
+@routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}", right=rights.CONSUMES)
 async def entry(request: web.Request) -> web.Response:
     """Answer with an entry by its position."""
     ledger, entry = (number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry"))
@@ -126,7 +128,7 @@ async def entry(request: web.Request) -> web.Response:
     return _answer(request, await ask_single(request, "GetMessageById is not allowed on partitioned-topic", question))
 
 
-@routes.get(TOPIC + "/examinemessage")
+@routes.get(TOPIC + "/examinemessage", right=rights.CONSUMES)
 async def examine(request: web.Request) -> web.Response:
     """Answer with the message at a distance from the first or the last one."""
     beginning = request.query.get("initialPosition") or "latest"
@@ -194,14 +196,15 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memor
 
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
     """Return the headers that show an entry's metadata.  size: bytes of its payload."""
-    properties = {one.key: one.value for one in metadata.properties}
-    headers = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)),
-             "txn-uncommitted": "false"}
+    headers = {"PROPERTY": json.dumps(texts_of(metadata.properties)), "txn-uncommitted": "false",
+               "Is-Encrypted": _text(bool(metadata.encryption_keys))}
     if metadata.HasField("num_messages_in_batch"):
         headers |= {"num-batch-message": str(metadata.num_messages_in_batch), "batch-size": str(size)}
     if metadata.num_chunks_from_msg:
         headers |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg),
                   "PROPERTY-CHUNK-ID": str(metadata.chunk_id)}
+    if metadata.compacted_batch_indexes:
+        headers["compacted-batch-indexes"] = _text(",".join(map(str, metadata.compacted_batch_indexes[:_TEXT_MAX])))
     if metadata.compression:
         headers["compression"] = api.CompressionType.Name(metadata.compression)
     for field, name in _FIELDS.items():
@@ -218,7 +221,7 @@ def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     """Return a value as text that a header may hold: printable and not too long."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else text_of(value) if isinstance(value, bytes) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_TEXT_MAX])
 
 

@@ -10,8 +10,10 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import ApplyPolicies, Clear, OpenTopics, Unload, Unsubscribe
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.database import now_ms
 from geminga.storage.catalogue.policies import MIGRATED
-from geminga.storage.catalogue.stored_policies import ADMIN_ROLES
+from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, REPLICATION
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
@@ -23,6 +25,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     catalogue_of,
     done,
     is_set,
+    keep_properties,
     namespace_of,
     not_allowed,
     part_of,
@@ -30,10 +33,10 @@ from geminga.supervisor.admin.requests.request_parts import (
     subscription_of,
 )
 from geminga.supervisor.admin.resources import clusters, permissions, policies
-from geminga.supervisor.admin.resources.cluster_lists import REPLICATION, Choice
+from geminga.supervisor.admin.resources.cluster_lists import Choice
 from geminga.supervisor.admin.resources.topics import delete_topics, listed
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _TENANT = "/admin/v2/tenants/{tenant}"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 # Policies with the tenant's name as scope.
@@ -54,7 +57,7 @@ async def tenants(request: web.Request) -> web.Response:
     return web.json_response(catalogue_of(request).tenants.names())
 
 
-@routes.put(_TENANT)
+@routes.put(_TENANT, right=rights.TENANTS)
 async def create_tenant(request: web.Request) -> web.Response:
     """Create a tenant."""
     tenant, catalogue = part_of(request, "tenant"), catalogue_of(request)
@@ -70,7 +73,7 @@ async def create_tenant(request: web.Request) -> web.Response:
     return _keep_tenant(catalogue, tenant, info)
 
 
-@routes.post(_TENANT)
+@routes.post(_TENANT, right=rights.TENANTS)
 async def update_tenant(request: web.Request) -> web.Response:
     """Change a tenant's administrators and clusters."""
     info = await _tenant_info(request)
@@ -82,14 +85,14 @@ async def update_tenant(request: web.Request) -> web.Response:
     return _keep_tenant(catalogue, tenant, info)
 
 
-@routes.get(_TENANT)
+@routes.get(_TENANT, right=rights.TENANTS)
 async def tenant(request: web.Request) -> web.Response:
     """Answer with a tenant's administrators and clusters."""
     kept = catalogue_of(request).policies.of(_tenant(request))
     return web.json_response({_ROLES: [], _CLUSTERS: [request.app[TOPICS].cluster_name]} | kept)
 
 
-@routes.delete(_TENANT)
+@routes.delete(_TENANT, right=rights.TENANTS)
 async def delete_tenant(request: web.Request) -> web.Response:
     """Delete a tenant; with force=true its namespaces too."""
     is_forced = _is_forced(request, "tenants")
@@ -163,13 +166,13 @@ def _keep_tenant(catalogue: Catalogue, tenant: str, info: dict[str, list[str]]) 
 
 # -- namespaces
 
-@routes.get("/admin/v2/namespaces/{tenant}")
+@routes.get("/admin/v2/namespaces/{tenant}", right=rights.TENANT)
 async def namespaces(request: web.Request) -> web.Response:
     """Answer with the names of a tenant's namespaces."""
     return web.json_response(catalogue_of(request).namespaces.of_tenant(_tenant(request)))
 
 
-@routes.put(_NAMESPACE)
+@routes.put(_NAMESPACE, right=rights.TENANT)
 async def create_namespace(request: web.Request) -> web.Response:
     """Create a namespace with the policies in the body; unknown ones are ignored, as other brokers may need them."""
     catalogue = catalogue_of(request)
@@ -211,7 +214,7 @@ def _policies_of(body: Any, choice: Choice) -> dict[str, Any]:
     return policies.read_members(body, choice)
 
 
-@routes.get(_NAMESPACE)
+@routes.get(_NAMESPACE, right=rights.NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
     """Answer with all policies of a namespace."""
     name, catalogue, cluster_name = namespace_of(request), catalogue_of(request), request.app[TOPICS].cluster_name
@@ -222,7 +225,7 @@ async def namespace(request: web.Request) -> web.Response:
     return web.json_response(members | policies.members(kept, cluster_name))
 
 
-@routes.delete(_NAMESPACE)
+@routes.delete(_NAMESPACE, right=rights.TENANT)
 async def delete_namespace(request: web.Request) -> web.Response:
     """Delete a namespace; with force=true its topics too, although they are used."""
     is_forced = _is_forced(request, "namespaces")
@@ -270,7 +273,7 @@ def _topics(catalogue: Catalogue, namespace: str) -> list[TopicName]:
     return [names.parse(name) for name in catalogue.topics.base_names(namespace)]
 
 
-@routes.get(_NAMESPACE + "/topics")
+@routes.get(_NAMESPACE + "/topics", right=rights.LISTS)
 async def topics(request: web.Request) -> web.Response:
     """Answer with the names of a namespace's topics."""
     mode = request.query.get("mode") or "PERSISTENT"
@@ -292,14 +295,14 @@ async def set_migrated(request: web.Request) -> web.Response:
     return done()
 
 
-@routes.get(_NAMESPACE + "/bundles")
+@routes.get(_NAMESPACE + "/bundles", right=rights.LISTS)
 async def bundles(request: web.Request) -> web.Response:
     """Answer with the bundles of a namespace, which is one here."""
     namespace_of(request)
     return web.json_response(_BUNDLES)
 
 
-@routes.get(_NAMESPACE + "/{bundle}/topicHashPositions")
+@routes.get(_NAMESPACE + "/{bundle}/topicHashPositions", right=rights.NAMESPACE)
 async def hash_positions(request: web.Request) -> web.Response:
     """Answer with each topic's position in the hash range that Pulsar divides into bundles."""
     name = namespace_of(request)
@@ -314,53 +317,47 @@ async def hash_positions(request: web.Request) -> web.Response:
 
 # -- properties of a namespace
 
-@routes.get(_NAMESPACE + "/properties")
+@routes.get(_NAMESPACE + "/properties", right=rights.TENANT)
 async def properties(request: web.Request) -> web.Response:
     """Answer with a namespace's properties."""
     return web.json_response(catalogue_of(request).properties.of(namespace_of(request)))
 
 
-@routes.put(_NAMESPACE + "/properties")
+@routes.put(_NAMESPACE + "/properties", right=rights.TENANT)
 async def add_properties(request: web.Request) -> web.Response:
     """Add properties to a namespace."""
-    more, name, catalogue = await properties_of(request), namespace_of(request), catalogue_of(request)
-    return _keep_properties(catalogue, name, catalogue.properties.of(name) | more)
+    more, name = await properties_of(request), namespace_of(request)
+    return keep_properties(request, name, catalogue_of(request).properties.of(name) | more)
 
 
-@routes.delete(_NAMESPACE + "/properties")
+@routes.delete(_NAMESPACE + "/properties", right=rights.TENANT)
 async def clear_properties(request: web.Request) -> web.Response:
     """Remove a namespace's properties."""
-    return _keep_properties(catalogue_of(request), namespace_of(request), {})
+    return keep_properties(request, namespace_of(request), {})
 
 
-def _keep_properties(catalogue: Catalogue, name: str, properties: dict[str, str]) -> web.Response:
-    catalogue.properties.set(name, properties)
-    catalogue.commit()
-    return done()
-
-
-@routes.get(_NAMESPACE + "/property/{key:[^/]+}")
+@routes.get(_NAMESPACE + "/property/{key:[^/]+}", right=rights.TENANT)
 async def one_property(request: web.Request) -> web.Response:
     """Answer with a property of a namespace, as text."""
     properties = catalogue_of(request).properties.of(namespace_of(request))
     return web.Response(text=properties.get(part_of(request, "key"), ""))
 
 
-@routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}")
+@routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}", right=rights.TENANT)
 async def set_property(request: web.Request) -> web.Response:
     """Set a property of a namespace."""
-    name, catalogue = namespace_of(request), catalogue_of(request)
-    kept, key = catalogue.properties.of(name), part_of(request, "key")
-    return _keep_properties(catalogue, name, kept | {key: part_of(request, "value")})
+    name, key = namespace_of(request), part_of(request, "key")
+    kept = catalogue_of(request).properties.of(name)
+    return keep_properties(request, name, kept | {key: part_of(request, "value")})
 
 
-@routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
+@routes.delete(_NAMESPACE + "/property/{key:[^/]+}", right=rights.TENANT)
 async def delete_property(request: web.Request) -> web.Response:
     """Delete a property of the namespace, and answer with its old value."""
-    name, catalogue = namespace_of(request), catalogue_of(request)
-    kept = catalogue.properties.of(name)
+    name = namespace_of(request)
+    kept = catalogue_of(request).properties.of(name)
     text = kept.pop(part_of(request, "key"), "")
-    _keep_properties(catalogue, name, kept)
+    keep_properties(request, name, kept)
     return web.Response(text=text)
 
 
@@ -395,35 +392,39 @@ async def split(request: web.Request) -> web.Response:
 
 
 def _stored(request: web.Request) -> list[TopicName]:
-    """Return the namespace's persistent topics and partitions that have storage."""
+    """Return the namespace's persistent topics, partitions and segments that have storage."""
     catalogue = catalogue_of(request)
     topics = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request))
-             if name.startswith("persistent:"))
+             if not name.startswith("non-persistent:"))
     return [topic for topic in topics if catalogue.partitions.find(topic) is not None]
 
 
-@routes.post(_NAMESPACE + "/clearBacklog")
-@routes.post(_NAMESPACE + "/clearBacklog/{subscription:[^/]+}")
-@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog")
-@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription:[^/]+}")
+@routes.post(_NAMESPACE + "/clearBacklog", right=rights.DISCARDS)
+@routes.post(_NAMESPACE + "/clearBacklog/{subscription:[^/]+}", right=rights.DISCARDS)
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog", right=rights.DISCARDS)
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription:[^/]+}", right=rights.DISCARDS)
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearSubscriptionBacklog/{subscription:[^/]+}",
+             right=rights.DISCARDS)
 async def clear_backlog(request: web.Request) -> web.Response:
     """Acknowledge everything in a namespace, for all subscriptions or for those of a name."""
     stored = _stored(request)
     _bundle(request)
     if "subscription" in request.match_info:
         name = subscription_of(request)
-        await ask_each(request, stored, partial(Clear, subscription=name, everywhere=True))
+        await ask_each(request, stored, partial(Clear, subscription=name, everywhere=True, asked_ms=now_ms()))
     else:
-        await ask_each(request, stored, Clear)
+        await ask_each(request, stored, partial(Clear, asked_ms=now_ms()))
     return done()
 
 
-@routes.post(_NAMESPACE + "/unsubscribe/{subscription:[^/]+}")
-@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription:[^/]+}")
+@routes.post(_NAMESPACE + "/unsubscribe/{subscription:[^/]+}", right=rights.DISCARDS)
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription:[^/]+}", right=rights.DISCARDS)
 async def unsubscribe(request: web.Request) -> web.Response:
-    """Delete the subscriptions of a name from a namespace's topics."""
+    """Delete the subscriptions of a name from a namespace's topics, or none if one of them has consumers."""
     stored = _stored(request)
     _bundle(request)
     name = subscription_of(request)
-    await ask_each(request, stored, partial(Unsubscribe, subscription=name, force=False, everywhere=True))
+    question = partial(Unsubscribe, subscription=name, force=False, everywhere=True)
+    await ask_each(request, stored, partial(question, looks=True))
+    await ask_each(request, stored, question)
     return done()

@@ -9,8 +9,10 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.stored_policies import PERMISSIONS, SUBSCRIPTION_PERMISSIONS
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.authorization import refuse_others_than_administrators
 from geminga.supervisor.admin.requests.request_parts import (
+    SCALABLE,
     TOPIC,
     body_of,
     catalogue_of,
@@ -23,7 +25,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 )
 from geminga.workers.identity.authorization import GRANTED
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/permissions"
 # members of auth_policies -> policies
 _MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}
@@ -107,28 +109,31 @@ def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
 
 # -- of roles
 
-@routes.get(_NAMESPACE)
-@routes.get(TOPIC + "/permissions")
+@routes.get(_NAMESPACE, right=rights.NAMESPACE)
+@routes.get(TOPIC + "/permissions", right=rights.TENANT)
+@routes.get(SCALABLE + "/permissions", right=rights.TENANT)
 async def shown(request: web.Request) -> web.Response:
     """Answer with the permissions on a namespace or topic; a topic's permissions include its namespace's."""
     scope, catalogue = _scope(request), catalogue_of(request)
     by_role: dict[str, list[str]] = {}
-    for one in dict.fromkeys([namespace_of(request), scope]):
-        for role, actions in catalogue.policies.of(one).get(PERMISSIONS, {}).items():
+    for level in dict.fromkeys([namespace_of(request), scope]):
+        for role, actions in catalogue.policies.of(level).get(PERMISSIONS, {}).items():
             by_role[role] = sorted({*by_role.get(role, ()), *actions})
     return web.json_response(by_role)
 
 
-@routes.post(_NAMESPACE + "/{role}")
-@routes.post(TOPIC + "/permissions/{role}")
+@routes.post(_NAMESPACE + "/{role}", right=rights.NAMESPACE)
+@routes.post(TOPIC + "/permissions/{role}", right=rights.TENANT)
+@routes.post(SCALABLE + "/permissions/{role}", right=rights.TENANT)
 async def grant(request: web.Request) -> web.Response:
     """Grant a role actions on a namespace or a topic."""
     scope, actions = _scope(request), _names(await body_of(request), "actions", GRANTED)
     return _keep(catalogue_of(request), scope, PERMISSIONS, part_of(request, "role"), actions)
 
 
-@routes.delete(_NAMESPACE + "/{role}")
-@routes.delete(TOPIC + "/permissions/{role}")
+@routes.delete(_NAMESPACE + "/{role}", right=rights.NAMESPACE)
+@routes.delete(TOPIC + "/permissions/{role}", right=rights.TENANT)
+@routes.delete(SCALABLE + "/permissions/{role}", right=rights.TENANT)
 async def revoke(request: web.Request) -> web.Response:
     """Revoke a role's actions on a namespace or a topic."""
     return _keep(catalogue_of(request), _scope(request), PERMISSIONS, part_of(request, "role"), [])
@@ -168,13 +173,14 @@ def _refuse_missing(request: web.Request, topic: TopicName) -> None:
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
 
 
-@routes.post("/admin/v2/namespaces/grantPermissionsOnTopics")
+# The body names the tenant, so the functions below let only that tenant's administrators pass.
+@routes.post("/admin/v2/namespaces/grantPermissionsOnTopics", right=None)
 async def grant_several(request: web.Request) -> web.Response:
     """Grant roles actions on several topics."""
     return _keep_several(request, await _several(request, with_actions=True))
 
 
-@routes.post("/admin/v2/namespaces/revokePermissionsOnTopics")
+@routes.post("/admin/v2/namespaces/revokePermissionsOnTopics", right=None)
 async def revoke_several(request: web.Request) -> web.Response:
     """Revoke roles' actions on several topics."""
     return _keep_several(request, await _several(request, with_actions=False))
@@ -190,25 +196,25 @@ def _keep_several(request: web.Request, grants: list[tuple[str, str, list[str]]]
 
 # -- of a namespace's subscriptions: which roles may use them
 
-@routes.get(_NAMESPACE + "/subscription")
+@routes.get(_NAMESPACE + "/subscription", right=rights.NAMESPACE)
 async def of_subscriptions(request: web.Request) -> web.Response:
     """Answer with the roles that may use each subscription of a namespace."""
     return web.json_response(catalogue_of(request).policies.of(namespace_of(request)).get(SUBSCRIPTION_PERMISSIONS, {}))
 
 
-@routes.post(_NAMESPACE + "/subscription/{subscription}")
+@routes.post(_NAMESPACE + "/subscription/{subscription}", right=rights.NAMESPACE)
 async def grant_subscription(request: web.Request) -> web.Response:
     """Grant roles the use of a subscription."""
     scope, roles = namespace_of(request), _names(await body_of(request), "roles")
     return _keep(catalogue_of(request), scope, SUBSCRIPTION_PERMISSIONS, subscription_of(request), roles)
 
 
-@routes.delete(_NAMESPACE + "/{subscription}/{role}")
+@routes.delete(_NAMESPACE + "/{subscription}/{role}", right=rights.NAMESPACE)
 async def revoke_subscription(request: web.Request) -> web.Response:
     """Revoke a role's use of a subscription."""
     scope, catalogue, name = namespace_of(request), catalogue_of(request), subscription_of(request)
     roles = catalogue.policies.of(scope).get(SUBSCRIPTION_PERMISSIONS, {}).get(name)
     if roles is None:
         raise web.HTTPNotFound(text=f"Nothing was granted for subscription {name}")
-    left = [role for role in roles if role != part_of(request, "role")]
-    return _keep(catalogue, scope, SUBSCRIPTION_PERMISSIONS, name, left)
+    remaining = [role for role in roles if role != part_of(request, "role")]
+    return _keep(catalogue, scope, SUBSCRIPTION_PERMISSIONS, name, remaining)

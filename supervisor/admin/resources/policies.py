@@ -8,32 +8,38 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import ApplyPolicies
-from geminga.storage.catalogue.policies import CLASHING, DISPATCH_RATE_OF, applied, clash
+from geminga.storage.catalogue.policies import CLASHING, DISPATCH_RATE_OF, applied, clash, layered, refuse_own_letters
 from geminga.storage.catalogue.policy_declaration import NAMESPACE as NAMESPACE_LEVEL
 from geminga.storage.catalogue.policy_declaration import OWN_CLUSTER, Nothing, Policy, Route, default, read
 from geminga.storage.catalogue.policy_declaration import TOPIC as TOPIC_LEVEL
 from geminga.storage.catalogue.policy_table import TABLE, TOO_LARGE_SIZE
 from geminga.storage.catalogue.policy_values import Invalid, OutOfRange
-from geminga.storage.catalogue.stored_policies import PERMISSIONS
+from geminga.storage.catalogue.stored_policies import PERMISSIONS, REPLICATION
+from geminga.storage.scalable import auto_scaling
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
+    SCALABLE,
     TOPIC,
     TOPICS,
     body_of,
     done,
+    is_set,
     namespace_of,
     part_of,
     subscription_of,
     topic_of,
 )
 from geminga.supervisor.admin.resources import cluster_lists
-from geminga.supervisor.admin.resources.cluster_lists import ALLOWED, LISTS, REPLICATION, Choice
+from geminga.supervisor.admin.resources.cluster_lists import ALLOWED, LISTS, Choice
 from geminga.supervisor.admin.resources.clusters import choice
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
+_RIGHTS = {"broker": rights.SUPER, "tenant": rights.TENANT}      # by the words in rows of policies
 SETTERS: dict[Any, tuple[Policy, Route]] = {}      # handlers that set a policy
 _QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values()
            if policy.namespace is not None and policy.namespace.kind}
@@ -58,6 +64,7 @@ def _scope(request: web.Request) -> str:
         raise web.HTTPNotFound(text="Namespace not found")
     if topic.partition >= 0:
         raise web.HTTPPreconditionFailed(text="Not allowed to set/get topic policy for a partition")
+    topic = catalogue.topics.whole(topic)
     if catalogue.topics.partition_count(topic) is None:
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     return str(topic)
@@ -76,21 +83,23 @@ def route_of(name: str, *, is_topic: bool) -> Route | None:
     return policy and policy.route_at(TOPIC_LEVEL if is_topic else NAMESPACE_LEVEL)
 
 
-def read_value(policy: Policy, route: Route, sent: Any, choice: Choice, *, is_topic: bool) -> Any:
+def read_value(policy: Policy, route: Route, sent: Any, choice: Choice, topic: TopicName | None = None) -> Any:
     """Check a policy's value from a request, and return it as the catalogue stores it.
 
-    choice: the clusters that a list may name. is_topic: whether it is a policy of a topic.
+    choice: the clusters that a list may name. topic: whose policy it is; None: a namespace's.
 
     Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden, HTTPConflict.
     """
     try:
         value = read(policy, sent, name=route.path, too_small=route.refusal)
+        if policy.name == "deadLetter" and topic is not None:
+            refuse_own_letters(topic, value)
     except OutOfRange as error:
         raise web.HTTPPreconditionFailed(text=str(error)) from None
     except Invalid as error:
         raise web.HTTPBadRequest(text=str(error)) from None
     if policy.name in LISTS:
-        return cluster_lists.check(policy.name, value, choice, is_topic=is_topic)
+        return cluster_lists.check(policy.name, value, choice, is_topic=topic is not None)
     return value
 
 
@@ -128,7 +137,7 @@ def read_members(body: dict[str, Any], choice: Choice) -> dict[str, Any]:
                 raise web.HTTPBadRequest(text=f"{route.member}: expected an object")
             found = None if found is None else found.get(name)
         if found is not None and found != _unset(route, choice.own) and (found or policy.name not in LISTS):
-            kept[policy.name] = read_value(policy, route, found, choice, is_topic=False)
+            kept[policy.name] = read_value(policy, route, found, choice)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -162,7 +171,7 @@ def _unset(route: Route, cluster_name: str) -> Any:
 def _shown(request: web.Request, policy: Policy) -> Any:
     """Return a policy's value that is set, or with applied=true the value in force; None without one."""
     scope, topics = _scope(request), request.app[TOPICS]
-    if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
+    if "topic" in request.match_info and is_set(request, "applied"):
         in_force = applied(topics.catalogue, topic_of(request), policy, topics.storage)
         return [topics.cluster_name] if in_force is None and policy.name == REPLICATION else in_force
     return topics.catalogue.policies.of(scope).get(policy.name)
@@ -183,8 +192,9 @@ async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) ->
         if not route.nullable:
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
-    what = "topic" if "topic" in request.match_info else "namespace"
-    value = read_value(policy, route, sent, choice(request, _namespace(request)), is_topic=what == "topic")
+    topic = topic_of(request) if "topic" in request.match_info else None
+    what = "namespace" if topic is None else "topic"
+    value = read_value(policy, route, sent, choice(request, _namespace(request)), topic)
     if policy.name == "maxMessageSize":
         _refuse_size(request, value)
     if policy.name == ALLOWED:
@@ -200,7 +210,14 @@ async def _keep(request: web.Request, scope: str, name: str, value: Any, status:
 
     None removes the policy, so that the value of the namespace or the broker is in force.
     """
-    request.app[TOPICS].catalogue.policies.set(scope, name, value)
+    topics = request.app[TOPICS]
+    topics.catalogue.policies.set(scope, name, value)
+    if name == auto_scaling.DECLARATION.name:
+        in_force = layered(topics.catalogue, dict.fromkeys((_namespace(request), scope)), TABLE[name], topics.storage)
+        try:
+            auto_scaling.refuse_contradiction(auto_scaling.policy_of(in_force))
+        except OutOfRange as error:      # which undoes the change
+            raise web.HTTPPreconditionFailed(text=str(error)) from None
     return await _take_effect(request, scope, status)
 
 
@@ -211,6 +228,7 @@ async def _take_effect(request: web.Request, scope: str, status: int = 204) -> w
 
 
 def _add(policy: Policy, route: Route, prefix: str) -> None:
+    """Serve a policy under a path."""
     async def get(request: web.Request) -> web.Response:
         found = _shown(request, policy)
         if found is not None and route.is_raw:
@@ -236,17 +254,19 @@ def _add(policy: Policy, route: Route, prefix: str) -> None:
     put.__doc__ = f"Set the policy {policy.name}.\n\n{policy.doc}"
     delete.__doc__ = f"Remove the policy {policy.name}.\n\n{policy.doc}"
     SETTERS[put] = policy, route
-    path = prefix + route.path
-    routes.get(path)(get)
-    routes.route(route.method, path)(put)
+    usual = rights.NAMESPACE if prefix == _NAMESPACE else rights.TOPIC_POLICY
+    may_set = _RIGHTS.get(route.right_to_set, usual)
+    routes.get(prefix + route.path, right=_RIGHTS.get(route.right_to_get, usual))(get)
+    routes.route(route.method, prefix + route.path, right=may_set)(put)
     if route.removable:
-        routes.delete(prefix + (route.remove or route.path))(delete)
+        routes.delete(prefix + (route.remove or route.path), right=may_set)(delete)
 
 
 for _policy in TABLE.values():
     for _route, _prefix in ((_policy.namespace, _NAMESPACE), (_policy.topic, _TOPIC)):
         if _route is not None and not _route.kind:
             _add(_policy, _route, _prefix)
+_add(auto_scaling.DECLARATION, Route("autoScalePolicy"), SCALABLE + "/")      # which has no other policy of its own
 
 
 # -- backlog quotas: a parameter says which one is set, and one object shows all
@@ -262,23 +282,23 @@ def _quota(request: web.Request) -> tuple[Policy, Route]:
     return policy, route
 
 
-@routes.get(_NAMESPACE + "backlogQuotaMap")
-@routes.get(_TOPIC + "backlogQuotaMap")
+@routes.get(_NAMESPACE + "backlogQuotaMap", right=rights.NAMESPACE)
+@routes.get(_TOPIC + "backlogQuotaMap", right=rights.TOPIC_POLICY)
 async def get_quotas(request: web.Request) -> web.Response:
     """Answer with the backlog quotas of a namespace or a topic."""
     found = {kind: _shown(request, policy) for kind, policy in _QUOTAS.items()}
     return web.json_response({kind: quota for kind, quota in found.items() if quota is not None})
 
 
-@routes.post(_NAMESPACE + "backlogQuota")
-@routes.post(_TOPIC + "backlogQuota")
+@routes.post(_NAMESPACE + "backlogQuota", right=rights.NAMESPACE)
+@routes.post(_TOPIC + "backlogQuota", right=rights.TOPIC_POLICY)
 async def set_quota(request: web.Request) -> web.Response:
     """Set a backlog quota of a namespace or a topic."""
     return await _set(request, *_quota(request), await body_of(request))
 
 
-@routes.delete(_NAMESPACE + "backlogQuota")
-@routes.delete(_TOPIC + "backlogQuota")
+@routes.delete(_NAMESPACE + "backlogQuota", right=rights.NAMESPACE)
+@routes.delete(_TOPIC + "backlogQuota", right=rights.TOPIC_POLICY)
 async def delete_quota(request: web.Request) -> web.Response:
     """Remove a backlog quota from a namespace or a topic."""
     return await _keep(request, _scope(request), _quota(request)[0].name, None)
@@ -293,33 +313,33 @@ def _dispatch_rate_of(request: web.Request) -> str:
     return DISPATCH_RATE_OF + subscription_of(request)
 
 
-@routes.get(_ONE)
+@routes.get(_ONE, right=rights.TOPIC_POLICY)
 async def get_dispatch_rate(request: web.Request) -> web.Response:
     """Answer with the dispatch rate of one subscription."""
     found = request.app[TOPICS].catalogue.policies.of(_scope(request)).get(_dispatch_rate_of(request))
-    if found is None and request.query.get("applied", "").lower() == "true":
+    if found is None and is_set(request, "applied"):
         found = _shown(request, _EACH)
     return web.json_response(found) if found is not None else web.Response(content_type="application/json")
 
 
-@routes.post(_ONE)
+@routes.post(_ONE, right=rights.TOPIC_POLICY)
 async def set_dispatch_rate(request: web.Request) -> web.Response:
     """Set the dispatch rate of one subscription."""
     scope, sent = _scope(request), await body_of(request)
     route = _EACH.topic
     assert route is not None
     value = None if sent is None else read_value(
-        _EACH, route, sent, choice(request, _namespace(request)), is_topic=True)
+        _EACH, route, sent, choice(request, _namespace(request)), topic_of(request))
     return await _keep(request, scope, _dispatch_rate_of(request), value)
 
 
-@routes.delete(_ONE)
+@routes.delete(_ONE, right=rights.TOPIC_POLICY)
 async def delete_dispatch_rate(request: web.Request) -> web.Response:
     """Remove the dispatch rate of one subscription."""
     return await _keep(request, _scope(request), _dispatch_rate_of(request), None)
 
 
-@routes.delete(_TOPIC + "policies")
+@routes.delete(_TOPIC + "policies", right=rights.TOPIC_POLICY)
 async def delete_all(request: web.Request) -> web.Response:
     """Remove all policies of a topic."""
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
@@ -330,7 +350,7 @@ async def delete_all(request: web.Request) -> web.Response:
 
 # -- where each policy of a topic comes from
 
-@routes.get("/ops/v1/policies" + PATH)
+@routes.get("/ops/v1/policies" + PATH, right=rights.TOPIC_POLICY)
 async def in_force(request: web.Request) -> web.Response:
     """Answer with a row for each policy that has an effect on a topic: its value, and the level that set it.
 
@@ -350,7 +370,7 @@ async def in_force(request: web.Request) -> web.Response:
     return web.json_response(rows)
 
 
-@routes.get("/ops/v1/policies/{tenant}/{namespace}")
+@routes.get("/ops/v1/policies/{tenant}/{namespace}", right=rights.NAMESPACE)
 async def in_force_in_namespace(request: web.Request) -> web.Response:
     """Answer with a row for each policy that a namespace can set: its value, and the level that set it.
 
@@ -390,21 +410,21 @@ async def downgrade_check(request: web.Request) -> web.Response:
 
 # -- resource groups: there are none
 
-@routes.get(_NAMESPACE + "resourcegroup")
+@routes.get(_NAMESPACE + "resourcegroup", right=rights.NAMESPACE)
 async def resource_group(request: web.Request) -> web.Response:
     """Answer with a namespace's resource group, which it cannot have here."""
     namespace_of(request)
     return web.Response(content_type="application/json")
 
 
-@routes.post(_NAMESPACE + "resourcegroup/{group}")
+@routes.post(_NAMESPACE + "resourcegroup/{group}", right=rights.NAMESPACE)
 async def set_resource_group(request: web.Request) -> web.Response:
     """Refuse a resource group for a namespace: there are none."""
     namespace_of(request)
     raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
 
 
-@routes.delete(_NAMESPACE + "resourcegroup")
+@routes.delete(_NAMESPACE + "resourcegroup", right=rights.NAMESPACE)
 async def delete_resource_group(request: web.Request) -> web.Response:
     """Remove a namespace's resource group, which it does not have."""
     namespace_of(request)

@@ -14,6 +14,7 @@ from geminga.storage.catalogue.policies import Policies
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition, InvalidSchema, T, Version
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import (
     TOPICS,
     as_properties,
@@ -23,10 +24,10 @@ from geminga.supervisor.admin.requests.request_parts import (
     namespace_of,
     schema_topic_of,
 )
-from geminga.supervisor.messages import schema_files
 from geminga.workers.directory.schemas import SchemaThread, Work
+from geminga.workers.messages import schema_files
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 THREAD = web.AppKey("thread", SchemaThread)
 _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 # types that have a definition as a part of KEY_VALUE; the definition of any other type is empty
@@ -81,13 +82,13 @@ async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
 
 # -- what there is
 
-@routes.get(_PATH + "/schema")
+@routes.get(_PATH + "/schema", right=rights.LOOKS_UP)
 async def last_schema(request: web.Request) -> web.Response:
     """Answer with the newest version of a topic's schema."""
     return _found(request)
 
 
-@routes.get(_PATH + "/schema/{version}")
+@routes.get(_PATH + "/schema/{version}", right=rights.LOOKS_UP)
 async def one_schema(request: web.Request) -> web.Response:
     """Answer with a version of a topic's schema."""
     text = request.match_info["version"]
@@ -96,7 +97,7 @@ async def one_schema(request: web.Request) -> web.Response:
     return _found(request, int(text))
 
 
-@routes.get(_PATH + "/schemas")
+@routes.get(_PATH + "/schemas", right=rights.LOOKS_UP)
 async def all_schemas(request: web.Request) -> web.Response:
     """Answer with all versions of a topic's schema."""
     topic, catalogue = schema_topic_of(request), catalogue_of(request)
@@ -105,7 +106,7 @@ async def all_schemas(request: web.Request) -> web.Response:
     return web.json_response({"getSchemaResponses": [_shown(one) for one in stored if one is not None]})
 
 
-@routes.get(_PATH + "/metadata")
+@routes.get(_PATH + "/metadata", right=rights.LOOKS_UP)
 async def metadata(request: web.Request) -> web.Response:
     """Answer with the versions of a topic's schema, with -1 for Pulsar's positions in ledgers."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
@@ -113,7 +114,7 @@ async def metadata(request: web.Request) -> web.Response:
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
 
 
-@routes.post(_PATH + "/version")
+@routes.post(_PATH + "/version", right=rights.LOOKS_UP)
 async def version_of(request: web.Request) -> web.Response:
     """Answer with the number of the version that a definition is."""
     topic, definition = schema_topic_of(request), await _definition(request)
@@ -126,7 +127,7 @@ async def version_of(request: web.Request) -> web.Response:
     return web.json_response({"version": -1 if version is None else version})
 
 
-@routes.post(_PATH + "/compatibility")
+@routes.post(_PATH + "/compatibility", right=rights.TENANT)
 async def compatibility(request: web.Request) -> web.Response:
     """Answer whether a definition is compatible with a topic's schema."""
     namespace_of(request)
@@ -143,7 +144,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
 # -- what is done
 
-@routes.post(_PATH + "/schema")
+@routes.post(_PATH + "/schema", right=rights.PRODUCES)
 async def add_schema(request: web.Request) -> web.Response:
     """Add a version of a topic's schema, even where policies forbid clients to do so."""
     namespace_of(request)
@@ -158,18 +159,18 @@ async def add_schema(request: web.Request) -> web.Response:
     return web.json_response({"version": {"version": await _do(request, topic, work)}})
 
 
-@routes.delete(_PATH + "/schema")
+@routes.delete(_PATH + "/schema", right=rights.TENANT)
 async def delete_schema(request: web.Request) -> web.Response:
     """Delete all versions of a topic's schema.
 
     Version numbers continue afterwards; with force=true they begin again at 0.
     """
     namespace_of(request)
-    topic = schema_topic_of(request)
+    topic, is_forced = schema_topic_of(request), is_set(request, "force")
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         with _counters(request).timed("schema_delete"):
-            if not is_set(request, "force"):
+            if not is_forced:
                 return catalogue.schemas.delete(topic.base)
             catalogue.schemas.forget(topic.base)
             return -1

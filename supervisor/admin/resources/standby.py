@@ -10,14 +10,12 @@
 import asyncio
 import contextlib
 import json
-import os
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from aiohttp import web
 
@@ -26,6 +24,7 @@ from geminga.storage.runtime.lease import ADMIN, ALONE_SECONDS, FEED, FOREVER, T
 from geminga.storage.runtime.log import log
 from geminga.storage.standby import standing
 from geminga.storage.standby.standing import Peer
+from geminga.supervisor.admin.requests import jobs, rights
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.handing_over import hand_over
 from geminga.supervisor.admin.requests.owners import Owners
@@ -34,7 +33,7 @@ from geminga.supervisor.configuration.config import StandbyOptions
 from geminga.supervisor.tasks import standbys
 from geminga.workers.identity.authentication import NOT_ASKED
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _STOP_SECONDS = 8.0          # for the rest of a feed, when all owners have ended
 _LOOK_SECONDS = 0.05
 _WATCH_SECONDS = 0.25        # between two looks at the lease
@@ -46,6 +45,29 @@ _ALWAYS = {standbys.PATH, standbys.FEED, "/ops/v1/status", "/metrics"}
 _LINE_MAX = 64 << 10
 
 
+class FeedState(TypedDict, total=False):
+    """How far a feed is, as it tells in a line."""
+
+    name: str
+    http: str
+    is_copying: bool
+    lag_ms: int
+    done: int
+    total: int
+
+
+class KnownStandby(TypedDict):
+    """The known standby as `geminga status` and alarms get it."""
+
+    name: str
+    http: str
+    connected: bool
+    copying: bool
+    lag_ms: int
+    done_bytes: int
+    total_bytes: int
+
+
 class Standby:
     """The standby that follows this broker, at most one, and the process that sends it records."""
 
@@ -55,7 +77,7 @@ class Standby:
         self._data_dir, self._owners = data_dir, owners
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._said: dict[str, Any] = {}
+        self._said: FeedState = {}         # {} before the feed has told anything
         self._why = ""                     # why the last feed has ended
         self._said_at = self._began = time.monotonic()      # when the feed last said how far it is
         self.known = standing.read(data_dir).attached
@@ -78,7 +100,7 @@ class Standby:
             return now - self._began
         return float(self._said["lag_ms"]) / 1000 + (now - self._said_at)
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self) -> KnownStandby | None:
         """Return the known standby as a JSON object for `geminga status`, None if there is none."""
         if not self.known.http:
             return None
@@ -99,16 +121,14 @@ class Standby:
 
         Raises 409, 503.
         """
-        command = [sys.executable, "-P", "-m", "geminga.supervisor.standby.feed", str(descriptor),
-                   str(self._data_dir.resolve()), str(self._owners.count), address, str(self.lease.descriptor)]
-        ours = {name: value for name, value in os.environ.items()
-                if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
+        command = jobs.command("supervisor.standby.feed", descriptor, self._data_dir.resolve(), self._owners.count,
+                               address, self.lease.descriptor)
         if self.is_fed:      # another one has come meanwhile
             raise web.HTTPConflict(text=f"This broker has a standby: {self.known.name}")
         self._is_beginning = True
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command, env=ours, stdin=PIPE, stdout=PIPE, pass_fds=[descriptor, self.lease.descriptor],
+                *command, env=jobs.environment(), stdin=PIPE, stdout=PIPE, pass_fds=[descriptor, self.lease.descriptor],
                 limit=_LINE_MAX)
         except OSError as error:
             raise web.HTTPServiceUnavailable(text=f"The feed cannot be started: {text_of(error)}") from None
@@ -260,7 +280,7 @@ async def feed(request: web.Request) -> web.StreamResponse:
     return await hand_over(request, send)
 
 
-@routes.get(standbys.PATH)
+@routes.get(standbys.PATH, right=None)
 async def took_over(request: web.Request) -> web.Response:
     """Answer whether this broker has taken over the history that the query names, from the broker that it followed."""
     known = standing.read(request.app[TOPICS].config.data_dir)

@@ -1,5 +1,6 @@
 """Topics: create, list, delete, look up; their partitions and properties."""
 import re
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypedDict
@@ -15,11 +16,14 @@ from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.catalogue.policy_values import PARTITIONS_MAX
+from geminga.storage.open_topics import kept
 from geminga.storage.runtime.log import log
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
     PATH,
+    SCALABLE,
     TOPIC,
     TOPICS,
     as_properties,
@@ -29,6 +33,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     done,
     existing_of,
     is_set,
+    keep_properties,
     namespace_of,
     not_allowed,
     part_of,
@@ -36,9 +41,10 @@ from geminga.supervisor.admin.requests.request_parts import (
     status,
     topic_of,
 )
+from geminga.supervisor.admin.resources import scalable_deletion
 from geminga.workers.addresses import Addresses, is_wildcard
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 # Names of partitions, and names with a number that Pulsar takes for a partition's when a topic is to be created.
 _LIKE_PARTITION = re.compile(r".*-partition-[+-]?\d{1,19}", re.DOTALL)
@@ -47,7 +53,7 @@ _SHADOW = "PULSAR.SHADOW_SOURCE"      # property of shadow topics
 
 # -- topics that are not partitioned
 
-@routes.put(TOPIC)
+@routes.put(TOPIC, right=rights.NAMESPACE)
 async def create(request: web.Request) -> web.Response:
     """Create a topic without partitions."""
     topic, topics = topic_of(request), request.app[TOPICS]
@@ -98,13 +104,15 @@ def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
         raise web.HTTPPreconditionFailed(text=refusal.message) from None
 
 
-@routes.delete(TOPIC)
+@routes.delete(TOPIC, right=rights.NAMESPACE)
 async def delete(request: web.Request) -> web.Response:
     """Delete a topic without partitions."""
     topic = topic_of(request)
     if catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
                                     "delete-partitioned-topic.")
+    if topic in catalogue_of(request).topics.legacy(topic.base.scalable):
+        raise web.HTTPConflict(text=f"{topic} is a segment of {topic.base.scalable}, which is deleted as a whole")
     _refuse_replicated(request, topic)
     await request.app[OWNERS].ask(Delete(topic, force=is_set(request, "force")))
     return done()
@@ -121,7 +129,7 @@ def _refuse_replicated(request: web.Request, topic: TopicName) -> None:
 
 # -- partitioned topics
 
-@routes.put(TOPIC + "/partitions")
+@routes.put(TOPIC + "/partitions", right=rights.NAMESPACE)
 async def create_partitioned(request: web.Request) -> web.Response:
     """Create a topic with partitions."""
     topic, catalogue, body = topic_of(request), catalogue_of(request), await body_of(request)
@@ -138,7 +146,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     return _create(request, topic, count, properties)
 
 
-@routes.post(TOPIC + "/partitions")
+@routes.post(TOPIC + "/partitions", right=rights.TOPIC_POLICY)
 async def add_partitions(request: web.Request) -> web.Response:
     """Add partitions to a topic; their number cannot fall, as messages would be lost.
 
@@ -148,6 +156,7 @@ async def add_partitions(request: web.Request) -> web.Response:
     count, before = _count(await body_of(request)), catalogue.topics.partition_count(topic)
     if not before:
         raise web.HTTPConflict(text=f"Topic {topic} is not the partitioned topic.")
+    catalogue.topics.refuse_migrating(topic)
     if count > PARTITIONS_MAX:
         raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
     if count < before:
@@ -198,7 +207,7 @@ def _count(value: Any) -> int:
         raise web.HTTPBadRequest(text="The body is the number of partitions") from None
 
 
-@routes.get(TOPIC + "/partitions")
+@routes.get(TOPIC + "/partitions", right=rights.LOOKS_UP)
 async def partitions(request: web.Request) -> web.Response:
     """Answer with the number of a topic's partitions."""
     topic, topics = topic_of(request), request.app[TOPICS]
@@ -208,6 +217,8 @@ async def partitions(request: web.Request) -> web.Response:
         if not topics.catalogue.namespaces.exists(topic.namespace):
             raise web.HTTPNotFound(text="Namespace does not exist")
         count = topics.catalogue.topics.partition_count(topic)
+        if count is None:
+            count = topics.catalogue.topics.former_partitions(topic)
         if count is None and not topics.catalogue.topics.exists(topic):
             raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     properties = topics.catalogue.properties.of(str(topic)) if count else {}
@@ -215,7 +226,7 @@ async def partitions(request: web.Request) -> web.Response:
         | ({"properties": properties} if properties else {}))
 
 
-@routes.delete(TOPIC + "/partitions")
+@routes.delete(TOPIC + "/partitions", right=rights.NAMESPACE)
 async def delete_partitioned(request: web.Request) -> web.Response:
     """Delete a topic with its partitions."""
     topic, catalogue = topic_of(request), catalogue_of(request)
@@ -236,17 +247,26 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
     topics: base names. A partitioned topic is deleted before its partitions, so that clients which reconnect at once do
     not find it. Raises Refusal.
     """
-    catalogue = catalogue_of(request)
+    catalogue, topics = catalogue_of(request), list(topics)
+    scalable = [topic for topic in topics if topic.is_scalable]
+    topics = [topic for topic in topics if not topic.is_scalable]
     parts = []
     for topic in topics:
+        catalogue.topics.refuse_migrating(topic)
         count = catalogue.topics.partition_count(topic)
         parts += [topic.partition_name(number) for number in range(count)] if count else [topic]
     stored = [part for part in parts if not part.is_persistent or catalogue.partitions.find(part) is not None]
     used: list[bool] = [] if force else await ask_each(request, stored, IsUsed)
     if any(used):
         raise Refusal(api.ConsumerBusy, "Topic has active producers/subscriptions")
+    data_dir = request.app[TOPICS].config.data_dir
     for topic in topics:
-        if catalogue.topics.partition_count(topic) or topic not in stored:
+        if not (catalogue.topics.partition_count(topic) or topic not in stored):
+            continue      # its owner deletes it
+        seconds = kept.seconds_of(catalogue, request.app[TOPICS].storage, topic)
+        if seconds and any(part.base == topic for part in stored):
+            kept.keep(catalogue, data_dir, topic, seconds, time.time_ns() // 1_000_000)
+        else:
             catalogue.topics.delete(topic)
     catalogue.commit()
     # Clients may have opened more partitions until the commit.  Topics with these names that came since are left alone.
@@ -259,9 +279,10 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
         orphans.mend(catalogue)      # partitions that could not be deleted appear in lists
         catalogue.commit()
         raise
+    await scalable_deletion.delete(request.app, scalable)
 
 
-@routes.post(TOPIC + "/createMissedPartitions")
+@routes.post(TOPIC + "/createMissedPartitions", right=rights.NAMESPACE)
 async def create_missed(request: web.Request) -> web.Response:
     """Answer without doing anything: partitions exist as soon as their topic does, so none can be missing."""
     topic = topic_of(request)
@@ -272,14 +293,14 @@ async def create_missed(request: web.Request) -> web.Response:
 
 # -- lists
 
-@routes.get(_LIST)
+@routes.get(_LIST, right=rights.LISTS)
 async def topics(request: web.Request) -> web.Response:
     """Answer with the names of a namespace's topics."""
     complete = catalogue_of(request).topics.complete_names(namespace_of(request))
     return web.json_response(listed(request, complete, (part_of(request, "domain") + ":",)))
 
 
-@routes.get(_LIST + "/partitioned")
+@routes.get(_LIST + "/partitioned", right=rights.LISTS)
 async def partitioned(request: web.Request) -> web.Response:
     """Answer with the names of a namespace's partitioned topics."""
     complete = catalogue_of(request).topics.partitioned_names(namespace_of(request))
@@ -300,38 +321,44 @@ def listed(request: web.Request, complete: list[str], beginnings: tuple[str, ...
 
 # -- properties
 
-@routes.get(TOPIC + "/properties")
+def _scope(request: web.Request) -> str:
+    """Return the name by which properties of the request's topic are stored.  Raises Refusal: it does not exist."""
+    topic = topic_of(request)
+    whole = catalogue_of(request).topics.whole(topic)
+    return str(existing_of(request).base if whole == topic.base else whole)
+
+
+@routes.get(SCALABLE + "/properties", right=rights.LOOKS_UP)
+@routes.get(TOPIC + "/properties", right=rights.LOOKS_UP)
 async def properties(request: web.Request) -> web.Response:
     """Answer with a topic's properties."""
-    return web.json_response(catalogue_of(request).properties.of(str(existing_of(request).base)))
+    return web.json_response(catalogue_of(request).properties.of(_scope(request)))
 
 
-@routes.put(TOPIC + "/properties")
+@routes.put(SCALABLE + "/properties", right=rights.TOPIC)
+@routes.put(TOPIC + "/properties", right=rights.TOPIC)
 async def add_properties(request: web.Request) -> web.Response:
     """Add properties to a topic."""
-    scope, catalogue = str(existing_of(request).base), catalogue_of(request)
-    more = await properties_of(request)
+    scope, more = _scope(request), await properties_of(request)
     _refuse_shadow(request, more)
-    catalogue.properties.set(scope, catalogue.properties.of(scope) | more)
-    catalogue.commit()
-    return done()
+    return keep_properties(request, scope, catalogue_of(request).properties.of(scope) | more)
 
 
-@routes.delete(TOPIC + "/properties")
+@routes.delete(SCALABLE + "/properties", right=rights.TOPIC)
+@routes.delete(TOPIC + "/properties", right=rights.TOPIC)
 async def delete_property(request: web.Request) -> web.Response:
     """Remove a property from a topic."""
-    scope, catalogue = str(existing_of(request).base), catalogue_of(request)
-    kept = catalogue.properties.of(scope)
+    scope = _scope(request)
+    kept = catalogue_of(request).properties.of(scope)
     kept.pop(request.query.get("key", ""), None)
-    catalogue.properties.set(scope, kept)
-    catalogue.commit()
-    return done()
+    return keep_properties(request, scope, kept)
 
 
 # -- lookup
 
-@routes.get("/lookup/v2/topic" + PATH)
-@routes.get("/lookup/v2/destination" + PATH)
+@routes.get("/lookup/v2/topic/{domain:topic}/{tenant}/{namespace}/{topic:[^/]+}", right=rights.RESOLVES)
+@routes.get("/lookup/v2/topic" + PATH, right=rights.RESOLVES)
+@routes.get("/lookup/v2/destination" + PATH, right=rights.RESOLVES)
 async def lookup(request: web.Request) -> web.Response:
     """Answer with the addresses at which the topic is served, under the request's host name unless one is advertised.
 
@@ -384,7 +411,7 @@ def _host_of(request: web.Request) -> str:
         return ""
 
 
-@routes.get("/lookup/v2/topic" + PATH + "/bundle")
+@routes.get("/lookup/v2/topic" + PATH + "/bundle", right=rights.LISTS)
 async def bundle(request: web.Request) -> web.Response:
     """Answer with the bundle of a topic."""
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):

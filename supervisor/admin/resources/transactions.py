@@ -29,6 +29,7 @@ from geminga.storage.admin.transactions import (
 )
 from geminga.storage.ledgers.position import Position
 from geminga.storage.runtime.routing import owner_of
+from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     TOPICS,
@@ -42,7 +43,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     subscription_of,
 )
 
-routes = web.RouteTableDef()
+routes = rights.Routes()
 _BASE = "/admin/v3/transactions"
 _TOPIC = "/{tenant}/{namespace}/{topic:[^/]+}"
 _SUBSCRIPTION, _ID = "/{subscription:[^/]+}", "/{most}/{least}"
@@ -51,7 +52,7 @@ _SNAPSHOTS = "None"      # of a topic's transactions: its state file has them
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _route(method: str, path: str) -> Callable[[_Handler], _Handler]:
+def _route(method: str, path: str, right: rights.Demand | None = rights.SUPER) -> Callable[[_Handler], _Handler]:
     """Register a handler, which answers 503 while transactions are off."""
     def add(handler: _Handler) -> _Handler:
         @functools.wraps(handler)
@@ -59,7 +60,7 @@ def _route(method: str, path: str) -> Callable[[_Handler], _Handler]:
             if not request.app[TOPICS].config.transactions.enabled:
                 raise status(503, _OFF)
             return await handler(request)
-        return routes.route(method, _BASE + path)(checked)
+        return routes.route(method, _BASE + path, right=right)(checked)
     return add
 
 
@@ -130,7 +131,8 @@ async def replicas(request: web.Request) -> web.Response:
 
 # -- transactions
 
-@_route("GET", "/transactionMetadata" + _ID)
+# Pulsar shows the metadata of a transaction to everybody, and the Go client's own tests rely on it.
+@_route("GET", "/transactionMetadata" + _ID, right=None)
 async def metadata(request: web.Request) -> web.Response:
     """Answer with the state of a transaction and what it has touched."""
     found = await _find(request, _transaction_of(request))
@@ -142,8 +144,8 @@ async def _find(request: web.Request, transaction: int | None) -> TransactionFig
     if transaction is not None:
         owners = request.app[OWNERS]
         to = names.transaction_bits(transaction)[0] % owners.count
-        for found in await owners.ask_owner(to, GetTransactions(transaction=transaction)):
-            return found
+        for figures in await owners.ask_owner(to, GetTransactions(transaction=transaction)):
+            return figures
     raise web.HTTPNotFound(text="The transaction is unknown or has ended")
 
 
@@ -152,15 +154,15 @@ async def slow(request: web.Request) -> web.Response:
     """Answer with transactions whose lifetime is longer than so many ms, however young they are."""
     question = GetTransactions(above_ms=number_of(request, part_of(request, "ms"), "the time"))
     number, owners = _coordinator_of(request), request.app[OWNERS]
-    found = (await owners.ask_all(question) if number is None else [await owners.ask_owner(number, question)])
-    told = await _described(request, [one for each in found for one in each])
+    transactions = (await owners.ask_all(question) if number is None else [await owners.ask_owner(number, question)])
+    told = await _described(request, [one for each in transactions for one in each])
     return web.json_response({each["txnId"]: each for each in told})
 
 
-async def _described(request: web.Request, found: list[TransactionFigures]) -> list[dict[str, Any]]:
+async def _described(request: web.Request, transactions: list[TransactionFigures]) -> list[dict[str, Any]]:
     """Return Pulsar's description of each transaction.  Raises Refusal."""
     by_topic: dict[str, list[int]] = {}
-    for each in found:
+    for each in transactions:
         for topic in each.topics:
             by_topic.setdefault(topic, []).append(each.transaction)
     answers = await asyncio.gather(*(_in_topic(request, names.parse(topic), some) for topic, some in by_topic.items()))
@@ -175,7 +177,7 @@ async def _described(request: web.Request, found: list[TransactionFigures]) -> l
                                      name: _acked(inside[each.transaction, topic], name) for name in acked}
                                  for topic, subscriptions in each.topics.items()
                                  if (acked := [name for name in subscriptions if name])}}
-            for each in found]
+            for each in transactions]
 
 
 async def _in_topic(request: web.Request, topic: TopicName, transactions: list[int]) -> list[InTopic]:
@@ -329,7 +331,7 @@ async def _log(request: web.Request, owner: int) -> dict[str, Any]:
         "pendingAddEntriesCount": 0, "state": "LedgerOpened", "ledgers": ledgers, "cursors": {}}}
 
 
-@routes.route("*", _BASE + "{rest:.*}")      # the last of these routes: the others come first
+@routes.route("*", _BASE + "{rest:.*}", right=None)      # the last of these routes: the others come first
 async def nothing(request: web.Request) -> web.Response:
     """Answer 404: this path has nothing about transactions."""
     on = request.app[TOPICS].config.transactions.enabled

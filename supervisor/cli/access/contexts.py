@@ -9,10 +9,12 @@ import click
 
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.pulsar_client import contexts, credentials, target
+from geminga.supervisor.configuration import contexts, target
+from geminga.workers.pulsar_client import credentials
 
 _STARS = "***"
 _SECRET_FIELDS = "password", "token"
+_OF_SIGN_IN = "refresh_token", "expires_s"
 _COLUMNS = [Column("current", " ", lambda is_current: "*" if is_current else ""), Column("name"), Column("url"),
             Column("admin_url", "admin url"), Column("auth_plugin", "credentials"), Column("auth_params", "parameters")]
 _STATUS = "Exit status: 0 done; 2 wrong usage, or no such context."
@@ -58,18 +60,22 @@ def put(name: str, is_used: bool, form: str, **given: Any) -> None:
     """Add a context, or change values of one; values that are not given stay."""
     if not contexts.is_name(name):
         raise click.UsageError(f"{name!r} is no name: a name has letters, digits, and the characters _ . -")
-    known = contexts.load()
-    values = known.by_name.get(name, {}) | {key: value for key, value in given.items() if value not in (None, False)}
-    if "url" not in values and "admin_url" not in values:
-        raise click.UsageError("a context needs --url or --admin-url")
-    if "auth_params" in values and "auth_plugin" not in values:
-        values["auth_plugin"] = credentials.plugin_for(values["auth_params"])
-    try:
-        values = contexts.with_addresses(_with_whole_paths(values))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    credentials.of(**{key: value for key, value in values.items() if key not in ("url", "admin_url")})
-    contexts.save(contexts.Contexts({**known.by_name, name: values}, name if is_used else known.current))
+    with contexts.locked():
+        known = contexts.load()
+        former = known.by_name.get(name, {})
+        if given["auth_params"] or given["auth_plugin"]:      # which take the place of a sign-in's
+            former = {key: value for key, value in former.items() if key not in _OF_SIGN_IN}
+        values = former | {key: value for key, value in given.items() if value not in (None, False)}
+        if "url" not in values and "admin_url" not in values:
+            raise click.UsageError("a context needs --url or --admin-url")
+        if "auth_params" in values and "auth_plugin" not in values:
+            values["auth_plugin"] = credentials.plugin_for(values["auth_params"])
+        try:
+            values = contexts.with_addresses(_with_whole_paths(values))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        credentials.of(**{key: value for key, value in values.items() if key in contexts.CREDENTIALS})
+        contexts.save(contexts.Contexts({**known.by_name, name: values}, name if is_used else known.current))
     _tell(form, name, values, f"context {name} is in {contexts.path()}")
 
 
@@ -116,9 +122,10 @@ def show(name: str | None, secrets: bool, form: str) -> None:
 @output.FORM
 def use(name: str, form: str) -> None:
     """Make a context the current one."""
-    known = contexts.load()
-    values = known.of(name)
-    contexts.save(known._replace(current=name))
+    with contexts.locked():
+        known = contexts.load()
+        values = known.of(name)
+        contexts.save(known._replace(current=name))
     _tell(form, name, values, f"{name} is the current context")
 
 
@@ -127,17 +134,19 @@ def use(name: str, form: str) -> None:
 @output.FORM
 def remove(name: str, form: str) -> None:
     """Remove a context."""
-    known = contexts.load()
-    values = known.of(name)
-    left = {other: values for other, values in known.by_name.items() if other != name}
-    contexts.save(contexts.Contexts(left, "" if known.current == name else known.current))
+    with contexts.locked():
+        known = contexts.load()
+        values = known.of(name)
+        others = {other: values for other, values in known.by_name.items() if other != name}
+        contexts.save(contexts.Contexts(others, "" if known.current == name else known.current))
     _tell(form, name, values, f"context {name} is removed")
 
 
 def _shown(values: contexts.Values, *, secrets: bool) -> contexts.Values:
-    if secrets or "auth_params" not in values:
+    if secrets:
         return values
-    return values | {"auth_params": _starred(values["auth_params"])}
+    starred = {"auth_params": _starred, "refresh_token": lambda _: _STARS}
+    return values | {key: star(values[key]) for key, star in starred.items() if key in values}
 
 
 def _starred(params: str) -> str:

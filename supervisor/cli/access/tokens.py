@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import grammar, output
-from geminga.supervisor.configuration import units
 
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _PAIRS = "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
@@ -106,9 +106,9 @@ def create(algorithm: str, private_key: str | None, secret_key: str | None, subj
     import jwt
 
     from geminga.supervisor.cli.access import signing
-    from geminga.workers.identity import tokens
+    from geminga.workers.identity import keys
     if secret_key:
-        key = _parsed(secret_key, tokens.secret_key)
+        key = _parsed(secret_key, keys.secret_key)
         print(jwt.encode(claims, key.material, key.algorithms[-1], headers=header))
         return
     private = _parsed(private_key or "", lambda data: signing.private_key(data, algorithm))
@@ -142,11 +142,11 @@ def validate(algorithm: str, public_key: str | None, secret_key: str | None, tok
     _need_one(public_key, secret_key, "--public-key")
     import jwt
 
-    from geminga.workers.identity import tokens
+    from geminga.workers.identity import keys, tokens
     if secret_key:
-        key = _parsed(secret_key, tokens.secret_key)
+        key = _parsed(secret_key, keys.secret_key)
     else:
-        key = _parsed(public_key or "", lambda data: tokens.public_key(data, algorithm))
+        key = _parsed(public_key or "", lambda data: keys.public_key(data, algorithm))
     try:
         claims = tokens.claims(_token(token, from_stdin, token_file), [key])
     except (jwt.InvalidTokenError, ValueError) as error:

@@ -1,6 +1,5 @@
 """`geminga admin`: click commands, made on demand from rows of the tables of verbs."""
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from string import Formatter
@@ -8,17 +7,17 @@ from typing import Any
 
 import click
 
+from geminga.storage.runtime import units
+from geminga.storage.runtime.similar_names import question
 from geminga.supervisor.cli import grammar, show
 from geminga.supervisor.cli.admin import verb as kinds
-from geminga.supervisor.cli.admin.verb import Option, Verb
+from geminga.supervisor.cli.admin.verb import Option, Values, Verb
 from geminga.supervisor.cli.admin.verbs import GROUPS
 from geminga.supervisor.cli.completion import complete_name
 from geminga.supervisor.cli.missing_names import Unknown, hint_for, listed
-from geminga.supervisor.cli.output import FORMS, Output, every
-from geminga.supervisor.configuration import units
-from geminga.supervisor.configuration.similar_names import question
-from geminga.supervisor.pulsar_client import target
-from geminga.supervisor.pulsar_client.rest import (
+from geminga.supervisor.cli.output import FORMS, PAUSE, Converted, Output, remark
+from geminga.supervisor.configuration import target
+from geminga.workers.pulsar_client.rest import (
     Broker,
     Refused,
     namespace_path,
@@ -38,7 +37,25 @@ def _bare_path(topic: str) -> str:
     return topic_path(topic).partition("/")[2]
 
 
+def _scalable_path(topic: str) -> str:
+    """Return the name of a scalable topic without its domain, quoted for a path.  Raises ValueError."""
+    domain, separator, rest = topic.partition("://")
+    if separator and domain != "topic":
+        raise ValueError(f"{topic!r} is no scalable topic: [topic://]tenant/namespace/topic")
+    return _bare_path(rest if separator else topic)
+
+
+def _segment_path(segment: str) -> str:
+    """Return the path of a segment below that of its topic.  Raises ValueError."""
+    topic, _, last = segment.partition("://")[2].rpartition("/")
+    number = last.rpartition("-")[2]
+    if not (segment.startswith("segment://") and topic and number.isdecimal()):
+        raise ValueError(f"{segment!r} is no segment: segment://tenant/namespace/topic/FIRST-LAST-ID, as stats show it")
+    return f"{_scalable_path(topic)}/segments/{number}"
+
+
 # Group: the level of the policies that it sets.
+_SCALABLE = "scalable-topics"      # which have a policy of their own
 _POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}
 # Arguments of verbs, in the order of the command line: (function that quotes the argument for a path, an example).
 _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
@@ -48,6 +65,8 @@ _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
     "message": (quoted, "12:0"),
     "message_key": (str, "order-17"),
     "schema_topic": (_bare_path, "public/default/orders"),
+    "scalable_topic": (_scalable_path, "topic://public/default/events"),
+    "scalable_segment": (_segment_path, "segment://public/default/events/0000-ffff-0"),
     "namespace": (namespace_path, "public/default"),
     "tenant": (quoted, "public"),
     "cluster": (quoted, "standalone"),
@@ -68,9 +87,11 @@ def policies_of(group: str) -> dict[str, Verb]:
 
     In the group `topics` they are hidden, because the group `topicPolicies` lists them.
     """
-    if group not in _POLICIES:
+    if group not in _POLICIES and group != _SCALABLE:
         return {}
     from geminga.supervisor.cli.admin import policies
+    if group == _SCALABLE:
+        return {verb.name: verb for verb in policies.of_scalable_topics()}
     return {verb.name: verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])}
 
 
@@ -120,7 +141,7 @@ def _output() -> click.Option:
 
 
 def _watch() -> click.Option:
-    return click.Option(["watch_s", "--watch"], metavar="TIME", is_flag=False, flag_value="2s", callback=every,
+    return click.Option(["watch_s", "--watch"], metavar="TIME", is_flag=False, flag_value="2s", type=PAUSE,
                         help="Show again every 2 s, or after TIME, until interrupted.")
 
 
@@ -137,23 +158,6 @@ def command() -> click.Group:
 
 # -- a row as a command
 
-class _Converted(click.ParamType):
-    """A click type that reads a value with a function; the function raises ValueError for a wrong text."""
-
-    def __init__(self, name: str, convert: Any) -> None:
-        self.name = name
-        self._convert = convert
-
-    def __repr__(self) -> str:
-        return f"_Converted({self.name})"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        try:
-            return self._convert(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), parameter, context)
-
-
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -164,12 +168,12 @@ def _pair(text: str) -> tuple[str, str]:
 _TYPES = {
     kinds.TEXT: click.STRING, kinds.INT: click.INT, kinds.DECIMAL: click.FLOAT,
     kinds.FILE: click.Path(exists=True, dir_okay=False),
-    kinds.LIST: _Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
-    kinds.MAP: _Converted("key=value", _pair),
-    kinds.SECONDS: _Converted("time", units.seconds), kinds.MINUTES: _Converted("time", units.minutes),
-    kinds.MILLIS: _Converted("time", units.millis),
-    kinds.TOPIC: _Converted("topic", _bare_path),
-    kinds.SIZE: _Converted("size", units.size), kinds.MEBIBYTES: _Converted("size", units.mebibytes),
+    kinds.LIST: Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
+    kinds.MAP: Converted("key=value", _pair),
+    kinds.SECONDS: Converted("time", units.seconds), kinds.MINUTES: Converted("time", units.minutes),
+    kinds.MILLIS: Converted("time", units.millis),
+    kinds.TOPIC: Converted("topic", _bare_path),
+    kinds.SIZE: Converted("size", units.size), kinds.MEBIBYTES: Converted("size", units.mebibytes),
 }
 
 
@@ -205,7 +209,7 @@ def _option(option: Option) -> click.Option:
                         help=option.help, **given)
 
 
-def _run(verb: Verb, values: dict[str, Any]) -> None:
+def _run(verb: Verb, values: Values) -> None:
     asked = click.get_current_context().ensure_object(dict)
     output = Output(asked.get("output", "table"), values.pop("watch_s", None))
     for option in verb.options:
@@ -230,7 +234,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
         raise click.UsageError(str(error)) from None
 
 
-def _hint(broker: Broker, verb: Verb, typed: dict[str, Any]) -> str:
+def _hint(broker: Broker, verb: Verb, typed: Values) -> str:
     """Return a question for names like those that were typed, if these do not exist, or for a verb of partitions."""
     if "cluster" in typed or "tenant" in typed:
         kind = "cluster" if "cluster" in typed else "tenant"
@@ -271,7 +275,7 @@ def _show(verb: Verb, value: Any, output: Output) -> None:
         print("not set")
 
 
-def _ask(broker: Broker, verb: Verb, values: dict[str, Any], *, is_json: bool) -> Any:
+def _ask(broker: Broker, verb: Verb, values: Values, *, is_json: bool) -> Any:
     """Send a verb's request to the broker, and return the answer's value; with is_json the answer's text.
 
     Raises Refused, NotReachable.
@@ -312,4 +316,4 @@ def _show_messages(entries: Iterator[Any], output: Output) -> None:
         print(("\n" if number else "") + messages.text(message))
         number += 1
     if not number:
-        print("geminga: there are no messages to show", file=sys.stderr)
+        remark("there are no messages to show")

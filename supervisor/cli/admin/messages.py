@@ -3,9 +3,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from geminga.supervisor.configuration import units
-from geminga.supervisor.messages.message import hexadecimal, printable
-from geminga.supervisor.pulsar_client.rest import Answer, plain
+from geminga.storage.runtime import units
+from geminga.workers.messages.message import hexadecimal, printable, text_of, texts_of
+from geminga.workers.pulsar_client.rest import Answer, plain
 
 _PREFIX = "x-pulsar-"
 
@@ -51,11 +51,11 @@ def _unpacked(batch: bytes) -> Iterator[dict[str, Any]]:
         single = api.SingleMessageMetadata.FromString(batch[at + 4:end])
         at = end + single.payload_size
         has_ordering_key = single.HasField("ordering_key")
-        yield {"key": single.partition_key if single.HasField("partition_key") else None,
+        yield {"key": text_of(single.partition_key) if single.HasField("partition_key") else None,
                "orderingKey": base64.b64encode(single.ordering_key).decode() if has_ordering_key else None,
                "eventTime": units.instant(single.event_time) if single.event_time else None,
                "sequenceId": single.sequence_id if single.HasField("sequence_id") else None,
-               "properties": {each.key: each.value for each in single.properties}, "payload": batch[end:at]}
+               "properties": texts_of(single.properties), "payload": batch[end:at]}
 
 
 def as_json(message: dict[str, Any]) -> dict[str, Any]:

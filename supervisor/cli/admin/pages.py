@@ -75,7 +75,7 @@ def _table(without: str, rows: list[dict[str, Any]], columns: tuple[Column, ...]
 def schema(answer: dict[str, Any] | list[dict[str, Any]]) -> list[str] | Any:
     """Return the lines that show one schema, or all versions of a topic's: a line about each, then its text."""
     versions = answer.get("getSchemaResponses", [answer]) if isinstance(answer, dict) else answer
-    return [line for one in versions for line in _schema(one)]
+    return [line for version in versions for line in _schema(version)]
 
 
 def _schema(one: dict[str, Any]) -> Iterator[str]:

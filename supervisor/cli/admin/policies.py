@@ -5,7 +5,7 @@ from typing import Any
 from geminga.storage.catalogue.policy_declaration import NAMESPACE, TOPIC, Part, Policy, Route
 from geminga.storage.catalogue.policy_declaration import Option as ValueOption
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
+from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Values, Verb
 
 Row = tuple[Policy, Route]
 # Verbs of topics that one subscription may have too: (option, path).
@@ -27,10 +27,19 @@ def verbs(level: str) -> list[Verb]:
     return [verb for stem, kinds in rows.items() for verb in _three(level, stem, kinds)]
 
 
-def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
-    """Return the verbs set-STEM, get-STEM and remove-STEM of one policy, or of several kinds that share the stem."""
+def of_scalable_topics() -> list[Verb]:
+    """Return the verbs of the one policy that only scalable topics have."""
+    row = TABLE["scalableTopicAutoScale"], Route("autoScalePolicy")
+    return _three(TOPIC, "auto-scale-policy", [row], "scalable/{scalable_topic}/")
+
+
+def _three(level: str, stem: str, kinds: list[Row], where: str = "") -> list[Verb]:
+    """Return the verbs set-STEM, get-STEM and remove-STEM of one policy, or of several kinds that share the stem.
+
+    where: the beginning of its paths; "": as the level has it.
+    """
     policy, route = kinds[0]
-    where = "namespaces/{namespace}/" if level == NAMESPACE else "{topic}/"
+    where = where or ("namespaces/{namespace}/" if level == NAMESPACE else "{topic}/")
     path, named = where + route.path, route.path.partition("?")[0]
     kind: tuple[Option, ...] = ()
     if route.kind:      # a parameter of the path says which kind is set; one question shows all kinds
@@ -59,14 +68,14 @@ def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
 
 
 def _settable(level: str, policy: Policy,
-              route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
+              route: Route) -> tuple[list[Option], str, Callable[[Values], Any] | None]:
     """Return the options with which a policy is set, an example, and a function that makes the JSON body.
 
-    The function takes the values of the options. None stands for it if the request has no body.
+    The function takes the values of the options.  A request without a body has None instead of the function.
     """
     options: list[Option] = []
     example: list[str] = []
-    makers: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
+    makers: list[tuple[str, Callable[[Values], Any]]] = []
     for part, option in policy.options_at(level):
         of_part = _options(part, option, route)
         options += of_part
@@ -96,12 +105,12 @@ def _options(part: Part, option: ValueOption, route: Route) -> list[Option]:
     return [Option(option.flags, "", help, kind, option.sent, option.required, choices)]
 
 
-def _maker(option: ValueOption, options: list[Option]) -> Callable[[dict[str, Any]], Any]:
+def _maker(option: ValueOption, options: list[Option]) -> Callable[[Values], Any]:
     keys = [each.key for each in options]
     if len(keys) == 1:
         return lambda values: values[keys[0]]
 
-    def which(values: dict[str, Any]) -> bool | None:
+    def which(values: Values) -> bool | None:
         on, off = (values[key] for key in keys)
         if not (on or off) and values.get(option.unless) is not None:
             return True

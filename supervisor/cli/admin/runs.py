@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from geminga.supervisor.configuration import units
-from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, plain, quoted, subscription_path
+from geminga.storage.runtime import units
+from geminga.supervisor.cli.admin.verb import Values
+from geminga.supervisor.cli.output import Failed
+from geminga.workers.pulsar_client.rest import REFUSED, Broker, Refused, plain, quoted, subscription_path
 
 _POLL_SECONDS = 0.2
 _NOT_FOUND, _NOT_ALLOWED, _NO_ENTRY = 404, 405, (404, 412)      # the last: the topic is partitioned; no entry
@@ -27,12 +29,12 @@ def position_of(text: str) -> dict[str, int]:
     return dict(zip(EARLIEST, [*ids, -1, -1][:4], strict=True))
 
 
-def list_topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
+def list_topics(below: str) -> Callable[[Broker, Values], list[str]]:
     """Return a function that lists persistent and non-persistent topics, or those of the wanted kind.
 
     below: end of the path.
     """
-    def run(broker: Broker, values: dict[str, Any]) -> list[str]:
+    def run(broker: Broker, values: Values) -> list[str]:
         asked = values.get("topic_domain")
         query = {"includeSystemTopic": values["include_system_topic"]}
         if values.get("bundle"):
@@ -42,7 +44,20 @@ def list_topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
     return run
 
 
-def lookup_partitions(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+def list_scalable(broker: Broker, values: Values) -> list[str]:
+    """Return the names of a namespace's scalable topics that have all wanted properties."""
+    wanted = "&".join(f"property={quoted(f'{name}={value}')}" for name, value in (values["property"] or {}).items())
+    path = f"/admin/v2/scalable/{values['namespace']}"
+    return broker.ask("GET", f"{path}?{wanted}" if wanted else path).value()
+
+
+def seek_scalable(broker: Broker, values: Values) -> None:
+    """Move a subscription of a scalable topic to a time, so many ms ago."""
+    path = f"/admin/v2/scalable/{values['scalable_topic']}/subscriptions/{quoted(values['subscription'])}/seek"
+    broker.ask("POST", path, {"timestamp": max(0, int(time.time() * 1000) - values["time"])})
+
+
+def lookup_partitions(broker: Broker, values: Values) -> dict[str, Any]:
     topic = values["topic"]
     count = broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]
     if not count:
@@ -56,8 +71,8 @@ def lookup_partitions(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
     return {url: [name for name, its in urls.items() if its == url] for url in sorted(set(urls.values()))}
 
 
-def partition_of_key(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
-    from geminga.supervisor.pulsar_client import key_hashing
+def partition_of_key(broker: Broker, values: Values) -> list[dict[str, Any]]:
+    from geminga.workers.pulsar_client import key_hashing
     count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
     if not count:
         raise Refused(404, "The topic has no partitions")
@@ -66,12 +81,12 @@ def partition_of_key(broker: Broker, values: dict[str, Any]) -> list[dict[str, A
     return key_hashing.partitions_of(values["message_key"], count, values["client"])
 
 
-def new_subscription(values: dict[str, Any]) -> dict[str, Any]:
+def new_subscription(values: Values) -> dict[str, Any]:
     more = {"properties": values["property"], "excluded": False} if values["property"] else {}
     return position_of(values["messageId"]) | more
 
 
-def is_enabled(values: dict[str, Any]) -> bool:
+def is_enabled(values: Values) -> bool:
     if values["enable"] == values["disable"]:
         raise ValueError("give --enable or --disable")
     return values["enable"]
@@ -80,7 +95,7 @@ def is_enabled(values: dict[str, Any]) -> bool:
 _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # defaults of PIP-26
 
 
-def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
+def enable_delays(broker: Broker, values: Values) -> None:
     """Enable delayed delivery, and keep the other fields of the policy.
 
     Without options, granularity and tick are the defaults of PIP-26.
@@ -96,61 +111,55 @@ def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
     broker.ask("POST", path, body=policy | changes)
 
 
-def disable_delays(broker: Broker, values: dict[str, Any]) -> None:
+def disable_delays(broker: Broker, values: Values) -> None:
     path, policy = _delays_of(broker, values)
     broker.ask("POST", path, body=policy | {"active": False})
 
 
-def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _delays_of(broker: Broker, values: Values) -> tuple[str, dict[str, Any]]:
     where = f"namespaces/{values['namespace']}" if "namespace" in values else values["topic"]
     path = f"/admin/v2/{where}/delayedDelivery"
     return path, broker.ask("GET", path).value() or {}
 
 
-class CompactionFailed(Exception):
-    """An error of `compaction-status`: the last compaction of the topic failed.  The text has the reason."""
-
-    exit_status = REFUSED
-
-
-def compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+def compaction_status(broker: Broker, values: Values) -> dict[str, Any]:
     """Return the state of a topic's last compaction, after its end with --wait-complete.
 
-    Raises CompactionFailed, as pulsar-admin fails then too.
+    Raises Failed if it failed, as pulsar-admin fails then too.
     """
+    topic = values["topic"] if "topic" in values else f"scalable/{values['scalable_topic']}"
     while True:
-        state = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
+        state = broker.ask("GET", f"/admin/v2/{topic}/compaction").value()
         if state["status"] != "RUNNING" or not values["wait_complete"]:
             break
         time.sleep(_POLL_SECONDS)
     if state["status"] == "ERROR":
-        raise CompactionFailed(f"The last compaction failed: {state['lastError']}")
+        raise Failed(REFUSED, f"The last compaction failed: {state['lastError']}")
     return state
 
 
-def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{subscription_path(values['subscription'])}/resetcursor"
-    if values["messageId"]:
-        excluded = {"excluded": values["exclude_reset_position"]}
-        broker.ask("POST", where, body=position_of(values["messageId"]) | excluded)
-    elif values["time"] is not None:
-        broker.ask("POST", f"{where}/{int(time.time() * 1_000) - values['time']}")
+def reset_cursor(broker: Broker, values: Values) -> None:
+    at_ms = None if values["time"] is None else int(time.time() * 1_000) - values["time"]
+    _move(broker, values, "resetcursor", values["messageId"], at_ms, "give --time or --messageId")
+
+
+def expire(broker: Broker, values: Values) -> None:
+    _move(broker, values, "expireMessages", values["position"], values["expireTime"], "give --expireTime or --position")
+
+
+def _move(broker: Broker, values: Values, verb: str, message: str | None, time: int | None,
+          missing: str) -> None:
+    """Move a subscription to a message, or by a time."""
+    where = f"/admin/v2/{values['topic']}/subscription/{subscription_path(values['subscription'])}/{verb}"
+    if message:
+        broker.ask("POST", where, body=position_of(message) | {"excluded": values["exclude_reset_position"]})
+    elif time is not None:
+        broker.ask("POST", f"{where}/{time}")
     else:
-        raise ValueError("give --time or --messageId")
+        raise ValueError(missing)
 
 
-def expire(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{subscription_path(values['subscription'])}/expireMessages"
-    if values["position"]:
-        excluded = {"excluded": values["exclude_reset_position"]}
-        broker.ask("POST", where, body=position_of(values["position"]) | excluded)
-    elif values["expireTime"] is not None:
-        broker.ask("POST", f"{where}/{values['expireTime']}")
-    else:
-        raise ValueError("give --expireTime or --position")
-
-
-def message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
+def message_id_at(broker: Broker, values: Values) -> Any:
     from datetime import datetime
     try:
         when = datetime.fromisoformat(values["datetime"])
@@ -167,7 +176,7 @@ def readable_times(answer: dict[str, Any]) -> dict[str, Any]:
     return answer | {"next_due_at": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
 
 
-def new_time(values: dict[str, Any]) -> dict[str, str]:
+def new_time(values: Values) -> dict[str, str]:
     if (values["at"] is None) == (values["after"] is None):
         raise ValueError("give --at or --after")
     return {"deliver_at": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
@@ -181,19 +190,19 @@ _OF_CLUSTERS = {
     "listener_name": "listenerName"}
 
 
-def cluster_record(values: dict[str, Any]) -> dict[str, Any]:
+def cluster_record(values: Values) -> dict[str, Any]:
     """Return a cluster's record, with the fields that options set."""
     return {field: values[option] for option, field in _OF_CLUSTERS.items() if values[option]}
 
 
-def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
+def create_tenant(broker: Broker, values: Values) -> None:
     """Create a tenant, which may use all clusters unless the options name some."""
     clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
     broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}",
                body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
 
 
-def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
+def update_tenant(broker: Broker, values: Values) -> None:
     """Update a tenant; fields that no option sets keep their values."""
     path = f"/admin/v2/tenants/{values['tenant']}"
     new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
@@ -202,13 +211,13 @@ def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
     broker.ask("POST", path, body=new)
 
 
-def new_namespace(values: dict[str, Any]) -> dict[str, Any]:
+def new_namespace(values: Values) -> dict[str, Any]:
     bundles = {"numBundles": values["bundles"]} if values["bundles"] else None
     fields = {"replication_clusters": values["clusters"], "bundles": bundles}
     return {name: value for name, value in fields.items() if value}
 
 
-def schema_file(values: dict[str, Any]) -> dict[str, Any]:
+def schema_file(values: Values) -> dict[str, Any]:
     try:
         with open(values["filename"], encoding="utf-8") as file:
             return json.load(file)
@@ -217,14 +226,14 @@ def schema_file(values: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{values['filename']}: {why}") from None
 
 
-def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
+def get_schema(broker: Broker, values: Values) -> Any:
     where = f"/admin/v2/schemas/{values['schema_topic']}/schema"
     if values["all_version"]:
         return broker.ask("GET", where + "s").value()
     return broker.ask("GET", where + ("" if values["version"] is None else f"/{values['version']}")).value()
 
 
-def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+def peek(broker: Broker, values: Values) -> Iterator[Any]:
     """Iterate over the next messages in a subscription's backlog, of a partitioned topic one partition after the other.
 
     Each request to the broker is for one entry.
@@ -264,25 +273,25 @@ def _peek(broker: Broker, topic: str, subscription: str, left: int) -> Iterator[
             return
 
 
-def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
+def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, Values], Iterator[Any]]:
     """Return a function that asks the broker for one entry and yields its messages.
 
     query: pairs (parameter of the request, name of the option's value).
     """
-    def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+    def run(broker: Broker, values: Values) -> Iterator[Any]:
         from geminga.supervisor.cli.admin import messages
         yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
                                             {name: values[key] for name, key in query}))
     return run
 
 
-def ask_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
+def ask_bundle(broker: Broker, values: Values, what: str, method: str = "PUT") -> None:
     """Send a request about a namespace, or about one of its bundles if --bundle is given."""
     bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
     broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
 
 
-def clear_backlog(broker: Broker, values: dict[str, Any]) -> None:
+def clear_backlog(broker: Broker, values: Values) -> None:
     if not values["force"]:
         from click import confirm
         confirm("Skip all these messages?", abort=True)

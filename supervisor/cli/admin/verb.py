@@ -2,11 +2,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from geminga.supervisor.pulsar_client.rest import Broker
+from geminga.workers.pulsar_client.rest import Broker
 
 TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
 TOPIC = "topic"      # its name without the domain, quoted for a path
 SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes", "MB"
+
+
+Values = dict[str, Any]      # of a verb's arguments and options, by their keys: which there are is said by its row
 
 
 class Option(NamedTuple):
@@ -37,8 +40,8 @@ class Verb(NamedTuple):
     options: tuple[Option, ...] = ()
     example: str = ""
     of_one: tuple[str, str] | None = None                            # (option, path that is used if it is given)
-    body: Callable[[dict[str, Any]], Any] | None = None              # values -> JSON to send
-    run: Callable[[Broker, dict[str, Any]], Any] | None = None       # asks instead, and returns the answer to show
+    body: Callable[[Values], Any] | None = None              # values -> JSON to send
+    run: Callable[[Broker, Values], Any] | None = None       # asks instead, and returns the answer to show
     streams: bool = False                                            # whether `run` yields messages
     hidden: bool = False                                             # whether the list of verbs leaves it out
     table: Callable[[Any], Any] | None = None                        # answer -> value that is shown to people

@@ -1,6 +1,5 @@
 """`geminga backup` and `geminga restore`."""
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,12 @@ import click
 from geminga.supervisor.cli import options, output
 from geminga.supervisor.cli.folder.nightly import die_with
 from geminga.supervisor.cli.progress import done_of_total
+from geminga.supervisor.configuration import target
 from geminga.supervisor.host import installed
-from geminga.supervisor.pulsar_client import credentials, target
 from geminga.supervisor.wording.human import size
+from geminga.workers.pulsar_client import credentials
 
-DONE, FAILED, WRONG_USAGE = range(3)      # exit statuses
+DONE, FAILED = range(2)                   # exit statuses
 _SECONDS = 24 * 3600                      # limit for a backup that the broker makes
 
 
@@ -40,32 +40,22 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
     if parent is not None:
         die_with(parent)
     if admin_url is not None:
-        from geminga.supervisor.pulsar_client.rest import Broker
+        from geminga.workers.pulsar_client.rest import Broker
         asked = {"folder": os.path.abspath(folder), "keep": keep}
         report = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("POST", "/ops/v1/backup", body=asked).value()
     else:
         from dataclasses import asdict
 
-        from geminga.supervisor.configuration import config as configuration
         from geminga.supervisor.tasks import backups, job_socket, nights
-        try:
-            file = installed.configuration(config, data_dir)
-            loaded, _ = configuration.load(file, os.environ, {"data_dir": data_dir})
-        except configuration.ConfigError as error:
-            return _wrong(WRONG_USAGE, error)
+        loaded = options.configured(config, data_dir)
         try:
             installed.make_for_owner(Path(folder), loaded.data_dir)
-        except OSError as error:
-            return _wrong(FAILED, error)
-        installed.become_owner(loaded.data_dir)
-        if not (loaded.data_dir / "catalogue.sqlite").is_file():
-            return _wrong(WRONG_USAGE, f"{loaded.data_dir} is no data folder of a broker")
-        nights.be_polite(loaded.nightly.niceness)
-        try:
-            with done_of_total("backup", is_bytes=True) as told:
-                report = asdict(backups.make(loaded.data_dir, Path(folder), keep, told))
+            options.become_owner_of_folder(loaded.data_dir)
+            nights.be_polite(loaded.nightly.niceness)
+            with done_of_total("backup", is_bytes=True) as tell:
+                report = asdict(backups.make(loaded.data_dir, Path(folder), keep, tell))
         except (job_socket.CannotRun, OSError) as error:
-            return _wrong(FAILED, error)
+            raise output.Failed(FAILED, error) from None
     output.Output(form).value(
         report, lambda made: f"{made['folder']}: {made['partitions']} partitions, {size(made['bytes'])}, "
                              f"{size(made['shared_bytes'])} of it shared; {made['seconds']:.1f} s, "
@@ -89,21 +79,15 @@ def restore(source: str, data_dir: str, form: str) -> int:
     folder, shown = Path(data_dir), output.Output(form)
     installed.become_owner(folder)
     try:
-        with done_of_total("restore", is_bytes=True) as told:
-            manifest = storage.restore(Path(source), folder, told)
+        with done_of_total("restore", is_bytes=True) as tell:
+            manifest = storage.restore(Path(source), folder, tell)
     except (storage.CannotRestore, OSError) as error:
-        return _wrong(FAILED, error)
+        raise output.Failed(FAILED, error) from None
     files, total = len(manifest.items), sum(item.size for item in manifest.items)
     if shown.is_for_people:
         print(f"{data_dir}: {files} files, {size(total)}", flush=True)
         return report_damage(folder, shown, repairs=False)
-    *found, summary = damage(folder, repairs=False)
-    shown.value({"folder": data_dir, "files": files, "bytes": total, "findings": [one.row for one in found],
+    *findings, summary = damage(folder, repairs=False)
+    shown.value({"folder": data_dir, "files": files, "bytes": total, "findings": [finding.row for finding in findings],
                  "verified": summary.row}, str)
     return summary.status
-
-
-def _wrong(status: int, why: Exception | str) -> int:
-    from geminga.storage.errors import text_of
-    print(f"geminga: {text_of(why) if isinstance(why, OSError) else why}", file=sys.stderr)
-    return status

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from geminga.storage.runtime.units import instant
 from geminga.supervisor.cli import grammar, output
-from geminga.supervisor.configuration.units import instant
 from geminga.supervisor.host import installed
-from geminga.supervisor.pulsar_client.rest import plain
+from geminga.workers.pulsar_client.rest import plain
 
 
 @click.group(cls=grammar.Group)
@@ -36,33 +36,28 @@ def dump(file: str, first: int, last: int | None, payload: bool, form: str) -> i
     DATA_DIR/partitions/N; N.journal of DATA_DIR/journal/N; table of DATA_DIR/transactions/N; schedule, amended or
     N-N.window of DATA_DIR/partitions/N/delayed.  geminga admin topics stats-internal names a topic's ledgers.
     """
-    from geminga.storage.errors import CorruptFile, text_of
+    from geminga.storage.errors import CorruptFile
     from geminga.storage.offline.dump import NotKnown
     from geminga.storage.offline.dump import dump as lines
     from geminga.storage.offline.findings import Severity
     installed.become_owner(Path(file), writes=False)
     status = 0
 
-    def told() -> Iterator[dict[str, Any]]:
+    def content() -> Iterator[dict[str, Any]]:
         nonlocal status
         for line in lines(Path(file).absolute(), first, None if last is None else last + 1, payload=payload):
             status = Severity.LOSS if "damaged" in line else status
             yield line
 
     try:
-        output.Output(form).stream(told(), _as_json, _as_text)
+        output.Output(form).stream(content(), _as_json, _as_text)
     except NotKnown as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 2
-    except CorruptFile as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return Severity.UNREADABLE
+        raise output.Failed(2, error) from None
     except BrokenPipeError:
         sys.stdout = None      # the reader, such as head(1), has closed its end
         return status
-    except OSError as error:
-        print(f"geminga: {text_of(error)}", file=sys.stderr)
-        return Severity.UNREADABLE
+    except (CorruptFile, OSError) as error:
+        raise output.Failed(Severity.UNREADABLE, error) from None
     return status
 
 

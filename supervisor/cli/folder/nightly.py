@@ -8,32 +8,24 @@ import signal
 import sys
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import options as cli_options
 from geminga.supervisor.cli import output, show
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import watched
-from geminga.supervisor.configuration import units
-from geminga.supervisor.host import installed
 from geminga.supervisor.wording.human import night_progress, size
+
+if TYPE_CHECKING:
+    from geminga.supervisor.tasks.job_socket import NightReport
 
 DONE, FAILED, WRONG_USAGE, REFUSED, PARTLY = range(5)      # exit statuses
 _PR_SET_PDEATHSIG = 1
 _LINES_MAX = 10              # about rejected or damaged messages of a table, in a printed report
 _ROWS_MAX = 50               # topics in a printed report; --json has all
-
-
-class _Size(click.ParamType):
-    name = "size"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
-        try:
-            return units.size(value)
-        except ValueError as error:
-            self.fail(str(error), parameter, context)
 
 
 @click.command(epilog="Exit status: 0 done; 1 a part of it failed; 2 wrong usage; 3 it cannot run: another run is "
@@ -53,7 +45,8 @@ class _Size(click.ParamType):
 @click.option("--cores", metavar="N", show_default="all", help="Cores of this host for Spark.")
 @click.option("--ends-at", "until", metavar="HH:MM", show_default="when all is done",
               help="Be over at this time of day; topics with the most new bytes come first.")
-@click.option("--memory", type=_Size(), show_default="640M", help="Memory of Spark's process.")
+@click.option("--memory", type=output.Converted("size", units.size), show_default="640M",
+              help="Memory of Spark's process.")
 @output.FORM
 @output.json_flag("json")
 @click.option("--partitions", hidden=True)            # from the broker: compact these partitions, and nothing else
@@ -73,17 +66,10 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     """
     if partitions is not None:
         die_with(parent)
-    from geminga.supervisor.configuration import config as configuration
-    given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
-             "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"],
-             "nightly.until": options["until"]}
-    try:
-        loaded, _ = configuration.load(installed.configuration(config, options["data_dir"]), os.environ, given)
-    except configuration.ConfigError as error:
-        return _wrong(WRONG_USAGE, error)
-    installed.become_owner(loaded.data_dir)
-    if not (loaded.data_dir / "catalogue.sqlite").is_file():
-        return _wrong(WRONG_USAGE, f"{loaded.data_dir} is no data folder of a broker")
+    given = {f"nightly.{name}": options[name] for name in ("engine", "master", "cores", "until")}
+    loaded = cli_options.configured(config, options["data_dir"], **given,
+                                    **{"nightly.memory_bytes": options["memory"]})
+    cli_options.become_owner_of_folder(loaded.data_dir)
     return _run(what, loaded, topics, pattern, output.Output(form), partitions=partitions)
 
 
@@ -94,11 +80,6 @@ def die_with(parent: int | None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(REFUSED)
-
-
-def _wrong(status: int, why: object) -> int:
-    print(f"geminga: {why}", file=sys.stderr)
-    return status
 
 
 def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: output.Output, *,
@@ -124,10 +105,11 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
         if what == "report":
             report = job_socket.last_report(config.data_dir)
             if not report:
-                return _wrong(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not there")
+                raise output.Failed(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not "
+                                            "there")
         else:
             targets = nights.targets(config, topics, pattern)
-            wanted = tables.wanted(config, [one.topic for one in targets] if topics or pattern else None)
+            wanted = tables.wanted(config, [target.topic for target in targets] if topics or pattern else None)
             if what == "plan":
                 with Engines(config, is_night=True) as engines:
                     exported = tables.plan(config, wanted, engines.for_tables(0)) if wanted else []
@@ -142,11 +124,11 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
             with watched(look):
                 report = nights.run(config, targets, wanted, progress)
     except re.error as error:
-        return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
+        raise output.Failed(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}") from None
     except (LookupError, Refusal) as error:
-        return _wrong(WRONG_USAGE, getattr(error, "message", error))
+        raise output.Failed(WRONG_USAGE, getattr(error, "message", error)) from None
     except (job_socket.CannotRun, CatalogueError, OSError) as error:
-        return _wrong(REFUSED, error)
+        raise output.Failed(REFUSED, error) from None
     shown.value(report, _text)
     if what == "report":
         return DONE
@@ -177,7 +159,7 @@ def _show_plan(planned: list[Any], exported: list[Any], shown: output.Output) ->
     return DONE
 
 
-def _text(report: dict[str, Any]) -> str:
+def _text(report: "NightReport") -> str:
     ended, totals = datetime.fromtimestamp(report["ended_ms"] / 1000), report["totals"]
     lines = [f"{report['status']}: ended {ended:%Y-%m-%d %H:%M:%S}, after {report['seconds']:.1f} s"
              + (f"; {report['error']}" if report["error"] else "")]
@@ -204,13 +186,13 @@ def _text(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
 
 
-def _not_due(report: dict[str, Any]) -> list[str]:
+def _not_due(report: "NightReport") -> list[str]:
     """Return a line for each reason for which partitions needed no compaction."""
     reasons = report.get("not_due") or {}      # a report of an older program has none
     return [f"Not due: {number:,} partition{'' if number == 1 else 's'}: {why}" for why, number in reasons.items()]
 
 
-def _tables(report: dict[str, Any]) -> list[str]:
+def _tables(report: "NightReport") -> list[str]:
     """Return lines about the tables of a night, and about messages that are no rows of theirs."""
     tables = report.get("tables") or []      # a report of an older program has none
     if not tables:
@@ -220,9 +202,9 @@ def _tables(report: dict[str, Any]) -> list[str]:
              "rejected": f"{one['rejected']:,}", "files": one["files"], "bytes": size(one["bytes"])}
             for one in tables]
     lines = ["", f"Exported {report['totals']['exported']:,} messages to {len(tables)} tables", *_table(rows)]
-    for one in tables:
-        lines += [f"{one['topic']}: rejected: {text}" for text in one["rejected_messages"][:_LINES_MAX]]
-        lines += [f"{one['topic']}: damaged: {text}" for text in one["damage"][:_LINES_MAX]]
+    for table in tables:
+        lines += [f"{table['topic']}: rejected: {text}" for text in table["rejected_messages"][:_LINES_MAX]]
+        lines += [f"{table['topic']}: damaged: {text}" for text in table["damage"][:_LINES_MAX]]
     return lines
 
 

@@ -1,6 +1,4 @@
 """`geminga tables`: the tables that nights have made of topics."""
-import os
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -8,11 +6,11 @@ import click
 
 from geminga.supervisor.cli import options as cli_options
 from geminga.supervisor.cli import output
-from geminga.supervisor.cli.output import Column
+from geminga.supervisor.cli.output import Column, Failed
 from geminga.supervisor.host import installed
 from geminga.supervisor.wording.human import size
 
-DONE, WRONG_USAGE, REFUSED = 0, 2, 3      # exit statuses
+_UNREADABLE = 3      # exit status
 
 
 def _time(milliseconds: Any) -> str:
@@ -34,29 +32,22 @@ _COLUMNS = (
 @cli_options.CONFIG
 @cli_options.DATA_DIR
 @output.FORM
-def tables(config: str | None, data_dir: str | None, form: str) -> int:
+def tables(config: str | None, data_dir: str | None, form: str) -> None:
     """List topics that are tables.
 
     Nights make tables of topics with the policy `export`.  BEHIND is how many messages of the topic are not in its
     table yet; a compacted table has the last compacted view instead.
     """
     from geminga.storage.catalogue.catalogue import CatalogueError
-    from geminga.supervisor.configuration import config as configuration
-    try:
-        loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
-    except configuration.ConfigError as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return WRONG_USAGE
+    loaded = cli_options.configured(config, data_dir)
     installed.become_owner(loaded.data_dir)
-    from geminga.supervisor.tasks import tables as known
+    from geminga.supervisor.tasks import tables as exports
     try:
-        rows = known.listed(loaded)
+        rows = exports.listed(loaded)
     except CatalogueError as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return REFUSED
+        raise Failed(_UNREADABLE, error) from None
     shown = output.Output(form)
     if not rows and shown.is_for_people:
         print("There are no tables: no night has exported a topic yet")
-        return DONE
-    shown.rows(rows, _COLUMNS)
-    return DONE
+    else:
+        shown.rows(rows, _COLUMNS)

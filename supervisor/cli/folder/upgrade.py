@@ -1,5 +1,4 @@
 """`geminga upgrade check`: how the first start of this program would change a data folder."""
-import sys
 from dataclasses import asdict
 
 import click
@@ -30,23 +29,20 @@ def check(data_dir: str | None, form: str) -> int:
 
     from geminga.storage import format
     from geminga.storage.catalogue import layout
-    from geminga.storage.errors import text_of
     from geminga.storage.offline import upgrade as upgrades
     folder = installed.folder(data_dir)
     installed.become_owner(folder, writes=False)
     try:
         state = upgrades.look(folder)
     except (OSError, sqlite3.DatabaseError) as error:
-        print(f"geminga: {folder}: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
-        return _CANNOT
+        raise output.Failed(_CANNOT, f"{folder}: {output.Failed(_CANNOT, error)}") from None
     status = _CANNOT if state.refused else 0 if state.has_way_back else 3
     writes = {"folder": format.FOLDER_VERSION, "catalogue": layout.VERSION, "files": format.VERSION}
     if form != "table":
         output.Output(form).value(asdict(state) | {"writes": writes}, str)
         return status
     if state.refused:
-        print(f"geminga: {state.refused}", file=sys.stderr)
-        return status
+        raise output.Failed(status, state.refused)
     files = ", ".join(f"{count} of version {version}" for version, count in sorted(state.files.items())) or "none"
     print(f"{folder}: format {state.folder or 'without a number'}, catalogue {state.catalogue}; files: {files}")
     print("this program writes: format {folder}, catalogue {catalogue}, files {files}".format(**writes))

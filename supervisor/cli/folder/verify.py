@@ -1,6 +1,5 @@
 """`geminga verify`, and the report of damage that `geminga restore` ends with."""
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ def verify(data_dir: str | None, repair: bool, form: str) -> int:
     the last row is the summary.
     """
     from geminga.storage.disk import data_folder, locks
-    from geminga.storage.errors import text_of
     from geminga.storage.offline import findings
     folder = installed.folder(data_dir)
     installed.become_owner(folder, writes=repair)
@@ -38,12 +36,11 @@ def verify(data_dir: str | None, repair: bool, form: str) -> int:
             raise data_folder.CannotUse(f"{folder}: there is no such folder")
         data_folder.check(folder)
     except (data_folder.CannotUse, OSError) as error:
-        print(f"geminga: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
-        return findings.Severity.UNREADABLE
+        raise output.Failed(findings.Severity.UNREADABLE, error) from None
     with locks.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
         if is_served:
-            print(f"geminga: {folder} is served by a broker: it can be verified, but not repaired", file=sys.stderr)
-            return findings.Severity.UNREADABLE
+            raise output.Failed(findings.Severity.UNREADABLE,
+                                f"{folder} is served by a broker: it can be verified, but not repaired")
         return report_damage(folder, output.Output(form), repairs=repair)
 
 
@@ -51,25 +48,25 @@ def report_damage(data_dir: Path, shown: output.Output, *, repairs: bool) -> int
     """Print all damage of the folder, and repair it if `repairs`.  Return the exit status."""
     status = 0
 
-    def told() -> Iterator[Told]:
+    def lines() -> Iterator[Line]:
         nonlocal status
-        for one in damage(data_dir, repairs=repairs):
-            status = one.status
-            yield one
+        for line in damage(data_dir, repairs=repairs):
+            status = line.status
+            yield line
 
-    shown.stream(told(), lambda one: one.row, lambda one: one.text)
+    shown.stream(lines(), lambda line: line.row, lambda line: line.text)
     return status
 
 
-class Told(NamedTuple):
-    """A finding, the summary of all findings, or the result of a repair."""
+class Line(NamedTuple):
+    """A line of the report: a finding, the summary of all findings, or the result of a repair."""
 
     text: str                  # for people
     row: dict[str, Any]        # for programs
     status: int                # the exit status so far
 
 
-def damage(data_dir: Path, *, repairs: bool) -> Iterator[Told]:
+def damage(data_dir: Path, *, repairs: bool) -> Iterator[Line]:
     """Iterate over the findings in a data folder, then the summary, then the result of the repair if there was one."""
     import time
     from collections import Counter
@@ -78,22 +75,22 @@ def damage(data_dir: Path, *, repairs: bool) -> Iterator[Told]:
     from geminga.storage.offline import repair, verify
     from geminga.supervisor.host.host import core_count
     began, seen, findings, status = time.monotonic(), verify.Seen(), [], 0
-    with done_of_total("ledgers") as told:
-        for finding in verify.walk(data_dir, processes=core_count(), seen=seen, told=told):
+    with done_of_total("ledgers") as tell:
+        for finding in verify.walk(data_dir, processes=core_count(), seen=seen, told=tell):
             findings.append(finding)
             status = max(status, finding.severity)
-            yield Told(str(finding), repair.as_json(finding), status)
+            yield Line(str(finding), repair.as_json(finding), status)
     seconds = max(time.monotonic() - began, 1e-6)
     by_severity = Counter(finding.severity for finding in findings)
     counts = {severity.name.lower(): count for severity, count in sorted(by_severity.items())}
-    found = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-    yield Told(f"{seen.partitions} partitions, {seen.ledgers} ledgers, {seen.entries} entries; "
-               f"{size(seen.bytes)} in {seconds:.1f} s, {size(seen.bytes / seconds)}/s; found: {found}",
+    kinds = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+    yield Line(f"{seen.partitions} partitions, {seen.ledgers} ledgers, {seen.entries} entries; "
+               f"{size(seen.bytes)} in {seconds:.1f} s, {size(seen.bytes / seconds)}/s; found: {kinds}",
                asdict(seen) | {"seconds": seconds, "found": counts}, status)
     if repairs and any(finding.severity for finding in findings):
         aside, made = repair.repair(data_dir, findings)
         findings = list(verify.walk(data_dir, processes=core_count()))
-        left = sum(1 for finding in findings if finding.severity)
-        yield Told(f"damaged bytes are in {aside}; {made} files were rebuilt, {left} findings are left",
-                   {"aside": str(aside), "made": made, "left": left},
+        remaining = sum(1 for finding in findings if finding.severity)
+        yield Line(f"damaged bytes are in {aside}; {made} files were rebuilt, {remaining} findings are left",
+                   {"aside": str(aside), "made": made, "left": remaining},
                    max((finding.severity for finding in findings), default=0))

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import options, running
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
-from geminga.supervisor.cli.output import FORM, Output
-from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.cli.output import FORM, Converted, Failed, Output, remark
+from geminga.supervisor.configuration import target
 from geminga.supervisor.wording import human
+from geminga.workers.pulsar_client.rest import namespace_path
 
 if TYPE_CHECKING:
     from geminga.proto.names import TopicName
-    from geminga.supervisor.load.plan import Place, Plan
+    from geminga.supervisor.configuration.target import Target
+    from geminga.supervisor.load.plan import BrokerAddress, Plan
     from geminga.supervisor.load.running import Look
-    from geminga.supervisor.pulsar_client.target import Target
 
 _CODECS = "none", "lz4", "zlib", "zstd", "snappy"
 _KINDS = "exclusive", "shared", "failover", "key_shared"
@@ -30,34 +32,24 @@ _KEPT = 0.98         # of a rate: below, the load was not what was asked for
 _LONGEST_S = 10 * 365 * 86_400.0
 
 
-def _time(_context: click.Context, parameter: click.Parameter, text: str) -> float:
-    from geminga.supervisor.configuration import units
-    try:
-        time_s = units.millis(text) / 1_000
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if not 0 <= time_s <= _LONGEST_S or (not time_s and parameter.name == "seconds"):
-        raise click.BadParameter(f"{text!r} is no time to measure, such as 10s or 5m")
-    return time_s
+def _time(least_ms: int) -> Converted:
+    """Return the type of a time in seconds that is not shorter."""
+    def seconds(text: str) -> float:
+        if not least_ms <= (time_ms := units.millis(text)) <= _LONGEST_S * 1_000:
+            raise ValueError(f"{text!r} is no time to measure, such as 10s or 5m")
+        return time_ms / 1_000
+    return Converted("time", seconds)
 
 
-def _namespace(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    from geminga.supervisor.pulsar_client.rest import namespace_path
-    try:
-        namespace_path(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _namespace(text: str) -> str:
+    namespace_path(text)
     return text
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    from geminga.supervisor.configuration import units
-    try:
-        if 0 < (size := units.size(text)) <= 128 << 20:
-            return size
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    raise click.BadParameter("a message has 1 byte to 128 MiB")
+def _size(text: str) -> int:
+    if not 0 < (size := units.size(text)) <= 128 << 20:
+        raise ValueError("a message has 1 byte to 128 MiB")
+    return size
 
 
 @click.command(epilog="""\b
@@ -73,7 +65,7 @@ Exit status: 0 done, and every message arrived; 1 refused or lost; 2 wrong usage
               help="Connections with a producer on each topic.")
 @click.option("--consumers", "-c", type=click.IntRange(0, 10_000), metavar="N", default=1, show_default=True,
               help="Connections with a consumer on each topic.")
-@click.option("--size", callback=_size, metavar="SIZE", default="100", show_default=True,
+@click.option("--size", type=Converted("size", _size), metavar="SIZE", default="100", show_default=True,
               help="Size of a message, such as 1K.")
 @click.option("--batch", type=click.IntRange(1, 10_000), metavar="N", default=1, show_default=True,
               help="Messages in an entry.")
@@ -82,9 +74,9 @@ Exit status: 0 done, and every message arrived; 1 refused or lost; 2 wrong usage
               help="Compression of payloads.")
 @click.option("--rate", callback=options.rate, metavar="N[/TIME]",
               help="Messages a second, or in a time, of all producers together; else as many as go.")
-@click.option("--duration", "-d", "seconds", callback=_time, default="10s", show_default=True, metavar="TIME",
+@click.option("--duration", "-d", "seconds", type=_time(1), default="10s", show_default=True, metavar="TIME",
               help="How long to measure.")
-@click.option("--warmup", "warmup_s", callback=_time, default="2s", show_default=True, metavar="TIME",
+@click.option("--warmup", "warmup_s", type=_time(0), default="2s", show_default=True, metavar="TIME",
               help="How long the load runs before that.")
 @click.option("--count", "-n", type=click.IntRange(1), metavar="N",
               help="Measure so many messages, from first to last, instead.")
@@ -92,8 +84,8 @@ Exit status: 0 done, and every message arrived; 1 refused or lost; 2 wrong usage
               help="Topics of its own.")
 @click.option("--partitions", type=click.IntRange(0, 1_000), metavar="N", default=0,
               help="Partitions of each topic of its own.")
-@click.option("--namespace", callback=_namespace, metavar="NAMESPACE", default="public/default", show_default=True,
-              help="Namespace of topics of its own.")
+@click.option("--namespace", type=Converted("namespace", _namespace), metavar="NAMESPACE", default="public/default",
+              show_default=True, help="Namespace of topics of its own.")
 @click.option("--keep", is_flag=True, help="Do not remove topics of its own at the end.")
 @click.option("--type", "kind", type=click.Choice(_KINDS), help="Subscription type; else exclusive for one consumer, "
               "shared for more.")
@@ -113,7 +105,7 @@ Exit status: 0 done, and every message arrived; 1 refused or lost; 2 wrong usage
 @target.options
 def bench(topic: str | None, size: int, batch: int, keys: int, compression: str, seconds: float, warmup_s: float,
           count: int | None, topics: int, partitions: int, namespace: str, keep: bool, client: str, form: str,
-          **others: Any) -> int:
+          **others: Any) -> None:
     """Put a load on a broker, and print rates and latencies.
 
     Without TOPIC the load has topics of its own, which are made over HTTP and removed at the end.  A latency counts
@@ -138,9 +130,7 @@ def bench(topic: str | None, size: int, batch: int, keys: int, compression: str,
                 kind=kind or ("exclusive" if load["consumers"] < 2 else "shared"),
                 starts_at_end=topic is not None and load["producers"] > 0, credentials=broker.credentials,
                 tls=broker.credentials.context_for(broker.url))
-            status, places = _places(broker, all_topics, with_partitions=client == "raw")
-            if status:
-                return status
+            places = _topics_by_broker(broker, all_topics, with_partitions=client == "raw")
             made = dataclasses.replace(made, topics=places)
             links = max(load["producers"], load["consumers"]) * len(places)
             if links > running.LINKS_MAX * (processes or running.process_count(links)):
@@ -151,14 +141,11 @@ def bench(topic: str | None, size: int, batch: int, keys: int, compression: str,
                     made, warmup_s=warmup_s, seconds=_LONGEST_S if count else seconds, is_real=client != "raw",
                     expects_all=not subscription and all(one.is_persistent for one in all_topics), tell=line)
     except BrokerError as error:
-        print(f"geminga: {broker.url}: {error}", file=sys.stderr)
-        return 1
+        raise Failed(1, f"{broker.url}: {error}") from None
     except KeyboardInterrupt:
-        print("geminga: interrupted", file=sys.stderr)
-        return 1
-    figures = {"topics": [str(one) for one in all_topics], **_settings(made, client), **figures}
+        raise Failed(1, "interrupted") from None
+    figures = {"topics": [str(name) for name in all_topics], **_settings(made, client), **figures}
     Output(form).value(figures, _as_text)
-    return 0
 
 
 def _check(load: dict[str, int], kind: str | None, subscription: str | None, topic: str | None, topics: int,
@@ -185,7 +172,7 @@ def _topics(broker: "Target", topic: str | None, namespace: str, topics: int, pa
     """Give the topics of the load, made for it unless one is named, and remove them then."""
     from geminga.proto import names
     from geminga.proto.errors import Refusal
-    from geminga.supervisor.pulsar_client.rest import NotReachable, Refused, topic_path
+    from geminga.workers.pulsar_client.rest import NotReachable, Refused, topic_path
     if topic is not None:
         try:
             yield [names.parse(topic)]
@@ -213,62 +200,55 @@ def _topics(broker: "Target", topic: str | None, namespace: str, topics: int, pa
             except (NotReachable, Refused) as error:
                 if isinstance(error, Refused) and error.status == _NOT_FOUND:
                     continue      # it was not made before the interruption
-                print(f"geminga: {path.removeprefix('/admin/v2/')} is still there: {error}", file=sys.stderr)
+                remark(f"{path.removeprefix('/admin/v2/')} is still there: {error}")
 
 
-def _places(broker: "Target", topics: list["TopicName"], *,
-            with_partitions: bool) -> tuple[int, dict["Place", tuple[str, ...]]]:
-    """Return (exit status, topics and partitions by the place of their broker)."""
-    from geminga.supervisor.load.plan import Place
-    from geminga.supervisor.messages import topics as existing
-    from geminga.supervisor.pulsar_client import client
-    places: dict[Place, tuple[str, ...]] = {}
-    method, data, *_ = broker.credentials
-    tls = broker.credentials.context_for(broker.url)
+def _topics_by_broker(broker: "Target", topics: list["TopicName"], *,
+                      with_partitions: bool) -> dict["BrokerAddress", tuple[str, ...]]:
+    """Return topics and partitions by the place of their broker.  Raises Failed."""
+    from geminga.supervisor.load.plan import BrokerAddress
+    from geminga.workers.messages import topics as existing
+    from geminga.workers.pulsar_client.connection import ClientError
+    places: dict[BrokerAddress, tuple[str, ...]] = {}
 
     async def look_up() -> int:
         for topic in topics:
-            connection = await broker.connect()
-            try:
+            with contextlib.closing(await broker.connect()) as connection:
                 count = await connection.partitions(str(topic))
                 hint = await existing.question(connection, topic) if count is None else ""
-            finally:
-                connection.close()
             if count is None:
                 hint = hint or "; without TOPIC, topics are made for the load"
-                raise client.ClientError(f"there is no topic {topic}{hint}")
+                raise ClientError(f"there is no topic {topic}{hint}")
             if not with_partitions:
-                places[Place(broker.url)] = (*places.get(Place(broker.url), ()), str(topic))
+                places[BrokerAddress(broker.url)] = (*places.get(BrokerAddress(broker.url), ()), str(topic))
                 continue
             for part in map(topic.partition_name, range(count)) if count else (topic,):
-                connection = await client.connect_to_topic(broker.url, str(part), method, data, tls)
+                connection = await broker.connect_to_topic(str(part))
                 connection.close()
-                place = Place(*connection.place)
+                place = BrokerAddress(*connection.place)
                 places[place] = (*places.get(place, ()), str(part))
         return 0
-    return running.run(broker, look_up), places
+    running.run(broker, look_up)
+    return places
 
 
 @contextlib.contextmanager
 def _removed_subscription(broker: "Target", plan: "Plan", *, is_own: bool) -> Iterator[None]:
     """Remove the load's subscription from the topic at the end, if the load made it."""
-    from geminga.supervisor.pulsar_client import client
-    method, data, *_ = broker.credentials
-
     async def remove() -> int:
         for topic in (topic for topics in plan.topics.values() for topic in topics):
-            connection = await client.connect_to_topic(broker.url, topic, method, data, plan.tls)
-            try:
+            with contextlib.closing(await broker.connect_to_topic(topic)) as connection:
                 for part in await _parts(connection, topic):
                     await connection.unsubscribe(await connection.subscribe(part, plan.subscription))
-            finally:
-                connection.close()
         return 0
     try:
         yield
     finally:
         if is_own:
-            running.run(broker, remove)
+            try:
+                running.run(broker, remove)
+            except Failed as error:      # what was measured is not lost for that
+                remark(error)
 
 
 async def _parts(connection: Any, topic: str) -> list[str]:

@@ -1,6 +1,5 @@
 """`geminga consume`: prints the messages of topics, as a reader or by a subscription."""
 import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,17 +8,18 @@ import click
 from geminga.supervisor.cli import running
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.messages import printing
-from geminga.supervisor.messages.filters import Filter, filter_options
-from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.cli.output import Converted, remark
+from geminga.supervisor.configuration import target
+from geminga.workers.messages.filters import Filter, filter_options
 
 if TYPE_CHECKING:
     from geminga.supervisor.cli.messages.printing import Printer
     from geminga.supervisor.cli.messages.reading import Plan, Reading
-    from geminga.supervisor.messages.decoding import Decoder
-    from geminga.supervisor.messages.message import Message
-    from geminga.supervisor.messages.values import Values
-    from geminga.supervisor.pulsar_client.entries import Entry
-    from geminga.supervisor.pulsar_client.rest import Broker
+    from geminga.workers.messages.decoding import Decoder
+    from geminga.workers.messages.message import Message
+    from geminga.workers.messages.values import Values
+    from geminga.workers.pulsar_client.entries import Entry
+    from geminga.workers.pulsar_client.rest import Broker
 
 _KINDS = ("exclusive", "shared", "failover", "key_shared")
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,18})")
@@ -42,12 +42,12 @@ class Wish(NamedTuple):
     acknowledges: bool
 
 
-def _parts(_context: click.Context, _parameter: click.Parameter, value: str | None) -> frozenset[str]:
-    parts = frozenset(filter(None, (value or "").split(",")))
+def _parts(text: str) -> frozenset[str]:
+    parts = frozenset(filter(None, text.split(",")))
     if "all" in parts:
         return frozenset(printing.PARTS)
     if wrong := parts - set(printing.PARTS):
-        raise click.BadParameter(f"{sorted(wrong)[0]!r} is none of {', '.join(printing.PARTS)}, all")
+        raise ValueError(f"{sorted(wrong)[0]!r} is none of {', '.join(printing.PARTS)}, all")
     return parts
 
 
@@ -70,7 +70,7 @@ def _parts(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--count", "-n", type=click.IntRange(1), metavar="N", help="End after so many messages.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until interrupted.")
 @click.option("--compacted", is_flag=True, help="Of each key that was compacted, only the newest message.")
-@click.option("--show", "parts", metavar="PARTS", callback=_parts,
+@click.option("--show", "parts", metavar="PARTS", type=Converted("parts", _parts), default="",
               help="Columns before the payload, separated by commas: key, properties, position, times, topic or all.")
 @click.option("--hex", "is_hex", is_flag=True, help="Print payloads that are not printable in hexadecimal.")
 @click.option("--output", "-o", "form", type=click.Choice(printing.FORMS), default="lines", show_default=True,
@@ -87,7 +87,7 @@ def consume(topics: tuple[str, ...], subscription: str | None, kind: str | None,
     subscription nothing is acknowledged or left behind.
     """
     from geminga.supervisor.cli.messages.reading import Plan
-    from geminga.supervisor.pulsar_client.consumers import Manner
+    from geminga.workers.pulsar_client.consumers import Manner
     chosen = Filter.of(values)
     if subscription == "":
         raise click.UsageError("--subscription is empty: omit it to read without one")
@@ -113,7 +113,7 @@ def _tell_of_subscription(broker: "Broker", topics: tuple[str, ...], subscriptio
 
     Topics that are named by patterns, and brokers that do not answer the question, are passed over.
     """
-    from geminga.supervisor.pulsar_client.rest import NotReachable, Refused, plain, topic_path
+    from geminga.workers.pulsar_client.rest import NotReachable, Refused, plain, topic_path
     for topic in topics:
         try:
             known = broker.ask("GET", f"/admin/v2/{topic_path(topic)}/subscriptions").value()
@@ -121,18 +121,17 @@ def _tell_of_subscription(broker: "Broker", topics: tuple[str, ...], subscriptio
             continue
         if subscription not in known:
             where = "the oldest message" if first == "earliest" else "what comes next"
-            print(f"geminga: the subscription {plain(subscription)} of {plain(topic)} is new: it begins with {where}, "
-                  "and keeps messages until they are acknowledged or it is deleted (geminga admin topics unsubscribe)",
-                  file=sys.stderr)
+            remark(f"the subscription {plain(subscription)} of {plain(topic)} is new: it begins with {where}, and "
+                     "keeps messages until they are acknowledged or it is deleted (geminga admin topics unsubscribe)")
         elif first is not None:
-            print(f"geminga: --from {first} is for a new subscription: {plain(subscription)} of {plain(topic)} goes on "
-                  "where it stands; geminga admin topics reset-cursor moves it", file=sys.stderr)
+            remark(f"--from {first} is for a new subscription: {plain(subscription)} of {plain(topic)} goes on "
+                     "where it stands; geminga admin topics reset-cursor moves it")
 
 
 def _start(text: str | None, subscription: str | None, *, is_follow: bool) -> Any:
     """Return the Start that --from asks for.  Raises click.UsageError."""
-    from geminga.supervisor.configuration import units
-    from geminga.supervisor.pulsar_client.consumers import Start
+    from geminga.storage.runtime import units
+    from geminga.workers.pulsar_client.consumers import Start
     if text is None:
         return Start(is_earliest=not subscription)
     if text in ("earliest", "latest"):
@@ -158,8 +157,8 @@ async def _consumed(broker: target.Target, wish: Wish) -> int:
     """Print messages as wished, and return the exit status."""
     from geminga.supervisor.cli.messages.printing import OutputClosed, Printer
     from geminga.supervisor.cli.messages.reading import Reading
-    from geminga.supervisor.messages.decoding import Decoder
-    from geminga.supervisor.messages.values import Values
+    from geminga.workers.messages.decoding import Decoder
+    from geminga.workers.messages.values import Values
     decoder, printer = Decoder(), Printer(wish.form, wish.parts, is_hex=wish.is_hex)
     reading = Reading(broker, wish.plan, decoder)
     work = _Consuming(wish, reading, decoder, Values(reading.schema), printer)
@@ -190,8 +189,8 @@ class _Consuming:
         return f"<_Consuming {self._reading} left={self._left}>"
 
     async def run(self) -> None:
-        async for some in self._reading.deliveries():
-            for topic, entry in some:
+        async for deliveries in self._reading.deliveries():
+            for topic, entry in deliveries:
                 if entry.metadata.publish_time >= self._wish.since_ms:
                     await self._show(topic, entry)
                 if self._left == 0:
@@ -205,15 +204,15 @@ class _Consuming:
 
     async def _show(self, topic: str, entry: "Entry") -> None:
         """Print those messages of an entry that match, some at a time: a batch may have millions."""
-        some: list[Message] = []
+        messages: list[Message] = []
         for message in self._decoder.messages(topic, entry):
-            some.append(message)
-            if len(some) >= _TOGETHER_MAX:
-                await self._print(entry, some)
-                some = []
+            messages.append(message)
+            if len(messages) >= _TOGETHER_MAX:
+                await self._print(entry, messages)
+                messages = []
             if self._left == 0:
                 return
-        await self._print(entry, some)
+        await self._print(entry, messages)
 
     async def _print(self, entry: "Entry", messages: "list[Message]") -> None:
         await self._values.decode(messages)
@@ -260,6 +259,6 @@ class _Consuming:
         lines = self._decoder.left_out + self._values.complaints
         self.status |= bool(self._decoder.left_out)
         for line in lines:
-            print(f"geminga: {line}", file=sys.stderr)
+            remark(line)
         self._decoder.left_out.clear()
         self._values.complaints.clear()

@@ -4,10 +4,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import output
-from geminga.supervisor.configuration import units
-from geminga.supervisor.messages.message import Message, printable, value_text
-from geminga.supervisor.pulsar_client.rest import plain
+from geminga.workers.messages.message import Message, printable, value_text
+from geminga.workers.pulsar_client.rest import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

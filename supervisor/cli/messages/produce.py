@@ -1,13 +1,15 @@
 """`geminga produce`: publishes messages to a topic."""
+import contextlib
 import sys
+import time
 from typing import Any
 
 import click
 
+from geminga.storage.runtime import units
 from geminga.supervisor.cli import options, output, running
 from geminga.supervisor.cli.completion import complete_topic
-from geminga.supervisor.configuration import units
-from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.configuration import target
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True)
 _FILE_OR_INPUT = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
@@ -34,22 +36,17 @@ def _properties(_context: click.Context, _parameter: click.Parameter,
     return tuple({pair.partition("=")[0]: pair.partition("=")[2] for pair in pairs}.items())
 
 
-def _time(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int:
-    import time
-    try:
-        return units.moment(text, time.time_ns() // 1_000_000) if text else 0
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _moment(text: str) -> int:
+    return units.moment(text, time.time_ns() // 1_000_000) if text else 0
 
 
-def _delay(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int:
-    try:
-        delay = units.millis(text) if text else 0
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if not 0 <= delay <= units.LAST_MS:
-        raise click.BadParameter(f"{text!r} is not a time to come")
+def _delay(text: str) -> int:
+    if not 0 <= (delay := units.millis(text) if text else 0) <= units.LAST_MS:
+        raise ValueError(f"{text!r} is not a time to come")
     return delay
+
+
+_MOMENT = output.Converted("time", _moment)
 
 
 @click.command(epilog="\b\nExamples:\n"
@@ -71,10 +68,12 @@ def _delay(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option("--key", "-k", callback=_text, metavar="TEXT", help="Key of the messages.")
 @click.option("--property", "-p", "properties", multiple=True, callback=_properties, metavar="NAME=VALUE",
               help="Property of the messages; repeatable.")
-@click.option("--event-time", callback=_time, metavar="TIME",
+@click.option("--event-time", type=_MOMENT, default=0, metavar="TIME",
               help="Event time of the messages: ms, ISO 8601, or from now, such as -2h.")
-@click.option("--deliver-after", callback=_delay, metavar="TIME", help="Deliver after so long, such as 10m.")
-@click.option("--deliver-at", callback=_time, metavar="TIME", help="Deliver at a moment: ms, ISO 8601, or from now.")
+@click.option("--deliver-after", type=output.Converted("time", _delay), default=0, metavar="TIME",
+              help="Deliver after so long, such as 10m.")
+@click.option("--deliver-at", type=_MOMENT, default=0, metavar="TIME",
+              help="Deliver at a moment: ms, ISO 8601, or from now.")
 @click.option("--schema", "is_typed", is_flag=True,
               help="Encode messages by the topic's newest schema, from JSON or as plain text, and refuse other ones.")
 @click.option("--schema-file", type=_FILE, metavar="FILE",
@@ -142,16 +141,14 @@ def _run(broker: target.Target, topic: str, where: tuple[tuple[str, ...], ...], 
         name = names.parse(topic)
         connection = await broker.connect()
         try:
-            with progress("publishing", source.size(wishes.count), is_bytes=True,
-                          is_shown=not report.prints_at_once) as bar:
+            with contextlib.closing(connection), progress("publishing", source.size(wishes.count), is_bytes=True,
+                                                          is_shown=not report.prints_at_once) as bar:
                 await production.run(connection, name, schema, bar)
         finally:
-            connection.close()
             status = report.end()
         return status
 
     try:
         return running.run(broker, published)
     except KeyboardInterrupt:
-        print(f"geminga: interrupted: {report.unfinished(production.under_way)}", file=sys.stderr)
-        return 1
+        raise output.Failed(1, f"interrupted: {report.unfinished(production.under_way)}") from None

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import compress
-from geminga.supervisor.cli.output import Column, Output
+from geminga.supervisor.cli.output import Column, Output, remark
 from geminga.supervisor.cli.progress import Progress
-from geminga.supervisor.messages import blocks, outgoing, publishing, topics
-from geminga.supervisor.messages.entries import CODECS, About, Outgoing
-from geminga.supervisor.pulsar_client import key_hashing, producers
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.wording import human
+from geminga.workers.messages import blocks, outgoing, publishing, topics
+from geminga.workers.messages.entries import CODECS, About, Outgoing
+from geminga.workers.pulsar_client import key_hashing, producers
+from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError
 
 SHOWN_MAX = 20                  # ids of more messages, and lines about more wrong ones, are not printed
 _BATCH = 1_000                  # messages of an entry, if there are many
@@ -131,7 +132,7 @@ class Report:
         """Print why a message, the last that was read, is not published."""
         self.wrong += 1
         if self.wrong <= SHOWN_MAX:
-            print(f"geminga: message {self.read} is not published: {why}", file=sys.stderr)
+            remark(f"message {self.read} is not published: {why}")
 
     def end(self) -> int:
         """Print what is left to say, and return the exit status of a command that was not stopped by an error."""
@@ -144,7 +145,7 @@ class Report:
             for line in self._held if is_short else [self.summary()]:
                 print(line)
         if self.wrong > SHOWN_MAX:
-            print(f"geminga: {human.count(self.wrong - SHOWN_MAX)} more messages are not published", file=sys.stderr)
+            remark(f"{human.count(self.wrong - SHOWN_MAX)} more messages are not published")
         return int(self.wrong > 0)
 
     def summary(self) -> str:
@@ -196,7 +197,7 @@ class Production:
                 raise ClientError(f"{topic} has no schema: --schema-file adds one")
         if schema is not None:
             from geminga.storage.schemas import registry
-            from geminga.supervisor.messages.schema_encoding import SchemaEncoder
+            from geminga.workers.messages.schema_encoding import SchemaEncoder
             self._encoder = SchemaEncoder(registry.from_wire(schema))
         self._sending = sending = producers.Sending(connection, self._report.take)
         try:
@@ -204,7 +205,7 @@ class Production:
         except ClientError as error:
             raise type(error)(f"{error}{nearest or ''}", error.code) from None
         if nearest:
-            print(f"geminga: {topic} did not exist before{nearest}", file=sys.stderr)
+            remark(f"{topic} did not exist before{nearest}")
         self._message_max = connection.message_size_max
         is_long = self._source.is_long or len(self._source.texts) * wishes.count > SHOWN_MAX
         publisher = publishing.Publisher(
@@ -322,6 +323,6 @@ def _called(path: str) -> str:
 def of_schema_file(path: str) -> api.Schema:
     """Return the schema that a file defines.  Raises ValueError, OSError."""
     from geminga.storage.schemas import registry
-    from geminga.supervisor.messages import schema_files
+    from geminga.workers.messages import schema_files
     return registry.to_wire(schema_files.read(path), "")
 

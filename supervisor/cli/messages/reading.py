@@ -1,17 +1,18 @@
 """Reading of topics for `geminga consume`: which, from where, to which end, and again when the broker comes back."""
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.messages import topics
-from geminga.supervisor.messages.decoding import Decoder
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, NoAddress, Silence
-from geminga.supervisor.pulsar_client.consumers import Consumers, Delivery, Manner, Position, Start
-from geminga.supervisor.pulsar_client.target import Target
+from geminga.supervisor.cli.output import remark
+from geminga.supervisor.configuration.target import Target
+from geminga.workers.messages import topics
+from geminga.workers.messages.decoding import Decoder
+from geminga.workers.pulsar_client.client import BrokerConnection, NoAddress, Silence
+from geminga.workers.pulsar_client.connection import ClientError
+from geminga.workers.pulsar_client.consumers import Consumers, Delivery, Manner, Position, Start
 
 _QUIET_S = 1.0              # silence after which a subscription has no more for now
 _SILENCE_S = 60.0           # silence after which a read of what a topic holds gives up
@@ -130,7 +131,7 @@ class Reading:
 
     async def _again(self, error: Exception) -> None:
         """Connect again, as often as it takes, and open all consumers where they were.  Raises ClientError."""
-        _say(f"{error or type(error).__name__}; trying to connect again")
+        remark(f"{error or type(error).__name__}; trying to connect again")
         pause_s = _RETRY_FIRST_S
         while True:
             await self.close()
@@ -144,7 +145,7 @@ class Reading:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(_RETRY_MAX_S, 2 * pause_s)
-        _say("connected again")
+        remark("connected again")
 
     # -- entries
 
@@ -197,7 +198,3 @@ def _is_passing(error: Exception) -> bool:
     if isinstance(error, topics.NoTopic | NoAddress):
         return False
     return isinstance(error, OSError) or getattr(error, "code", None) in _PASSING
-
-
-def _say(text: str) -> None:
-    print(f"geminga: {text}", file=sys.stderr, flush=True)

@@ -4,32 +4,26 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from geminga.supervisor.cli import options
+from geminga.supervisor.cli import options, running
 from geminga.supervisor.cli.completion import complete_topic
-from geminga.supervisor.cli.output import FORM
+from geminga.supervisor.cli.output import FORM, Converted, Failed, Output, remark
+from geminga.supervisor.configuration import target
 from geminga.supervisor.host import installed
-from geminga.supervisor.messages.filters import Filter, Wish, filter_options
-from geminga.supervisor.pulsar_client import target
-
-if TYPE_CHECKING:
-    from geminga.supervisor.messages.report import Report
+from geminga.workers.messages.filters import Filter, Wish, filter_options
 
 FOUND, NOTHING, WRONG_USAGE, NOT_REACHABLE, NOT_ALL, INTERRUPTED = 0, 1, 2, 3, 4, 130      # exit statuses
 _PAYLOAD_MIN = 20            # characters of a payload that a line on a terminal has room for at least
 
 
-class _Range(click.ParamType):
-    name = "range"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
-        first, has_last, last = str(value).partition("-")
-        if not first.isdecimal() or (has_last and not last.isdecimal()) or int(last or first) < int(first):
-            self.fail(f"{value!r} is neither a number nor a range such as 10-20", parameter, context)
-        return int(first), int(last or first)
+def _range(text: str) -> tuple[int, int]:
+    first, has_last, last = text.partition("-")
+    if not first.isdecimal() or (has_last and not last.isdecimal()) or int(last or first) < int(first):
+        raise ValueError(f"{text!r} is neither a number nor a range such as 10-20")
+    return int(first), int(last or first)
 
 
 @click.command(epilog="\b\nExamples:\n  geminga search orders --key customer-7\n"
@@ -40,7 +34,7 @@ class _Range(click.ParamType):
 @click.argument("place", metavar="TOPIC|NAMESPACE", shell_complete=complete_topic)
 @filter_options
 @click.option("--producer", metavar="NAME", help="Only messages of the producer with this name.")
-@click.option("--sequence-id", "sequence_ids", type=_Range(), metavar="N[-M]",
+@click.option("--sequence-id", "sequence_ids", type=Converted("range", _range), metavar="N[-M]",
               help="Only messages with this sequence id, or one of this range.")
 @click.option("--count", "-n", "limit", type=click.IntRange(1), metavar="N", help="End after so many messages.")
 @click.option("--newest-first", "is_backwards", is_flag=True, help="Print the newest message first.")
@@ -73,8 +67,7 @@ def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: s
         try:
             installed.become_owner(folder, writes=False)
         except installed.WrongUser as error:
-            _complain(str(error))
-            return NOT_REACHABLE
+            raise Failed(NOT_REACHABLE, error) from None
     printer = _Printer(form, is_count, limit)
     try:
         if folder is not None:
@@ -84,8 +77,7 @@ def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: s
         printer.end()
     except KeyboardInterrupt:
         printer.end()
-        print("geminga: interrupted: not everything was searched", file=sys.stderr)
-        return INTERRUPTED
+        raise Failed(INTERRUPTED, "interrupted: not everything was searched") from None
     except BrokenPipeError:      # the reader of the output, such as head(1), has enough
         sys.stdout = None
         return FOUND
@@ -100,13 +92,13 @@ def _data_dir(data_dir: str | None, config: str | None, broker: target.Target) -
     is_named = data_dir is not None or config is not None
     if not is_named and broker.url != target.SERVICE_URL and not broker.is_local:
         return None
-    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.configuration.config import ConfigError
     try:
-        loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
+        loaded = options.configured(config, data_dir)
         catalogue = loaded.data_dir / "catalogue.sqlite"
         os.close(os.open(catalogue, os.O_RDONLY | os.O_CLOEXEC))
         return loaded.data_dir
-    except (configuration.ConfigError, installed.WrongUser) as error:
+    except (ConfigError, installed.WrongUser) as error:
         why = str(error)
     except FileNotFoundError:
         why = f"{loaded.data_dir} is no data folder of a broker"
@@ -114,8 +106,8 @@ def _data_dir(data_dir: str | None, config: str | None, broker: target.Target) -
         why = f"{loaded.data_dir}: {error.strerror}"
     if is_named:
         raise click.UsageError(why)
-    print(f"geminga: {why}: all messages are read from {broker.url}, which takes longer than on the broker's host as "
-          "the folder's user", file=sys.stderr)
+    remark(f"{why}: all messages are read from {broker.url}, which takes longer than on the broker's host as the "
+             "folder's user")
     return None
 
 
@@ -126,12 +118,12 @@ def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
     """Print what the ledgers of a data folder have; return the exit status, None if it depends on the number."""
     from geminga.proto.errors import Refusal
     from geminga.storage.catalogue.catalogue import CatalogueError
-    from geminga.storage.errors import StorageFull, text_of
+    from geminga.storage.errors import StorageFull
     from geminga.supervisor.cli.progress import progress
-    from geminga.supervisor.messages.report import Report
-    from geminga.supervisor.messages.stored import StoredMessages
     from geminga.supervisor.tasks.searching import settle
-    report = Report(_complain)
+    from geminga.workers.messages.report import Report
+    from geminga.workers.messages.stored import StoredMessages
+    report = Report(remark)
     try:
         settle(folder, place, report)
         stored = StoredMessages(folder, place, values, wish)
@@ -141,16 +133,13 @@ def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
             else:
                 printer.show((stored.newest_first if is_backwards else stored.messages)(report, bar.advance))
     except LookupError as error:
-        _complain(f"{error}{_question(folder, place)}")
-        return NOTHING
+        raise Failed(NOTHING, f"{error}{_question(folder, place)}") from None
     except Refusal as error:
-        _complain(error.message)
-        return WRONG_USAGE
+        raise Failed(WRONG_USAGE, error.message) from None
     except BrokenPipeError:
         raise
     except (CatalogueError, StorageFull, OSError) as error:
-        _complain(text_of(error) if isinstance(error, OSError) else str(error))
-        return NOT_REACHABLE
+        raise Failed(NOT_REACHABLE, error) from None
     return NOT_ALL if report.count else None
 
 
@@ -158,7 +147,7 @@ def _question(folder: Path, place: str) -> str:
     """Return a question for the stored topic or namespace most like one that does not exist, "" if there is none."""
     from geminga.proto import names
     from geminga.storage.offline import search as storage
-    from geminga.supervisor.configuration.similar_names import question, question_of_topic
+    from geminga.storage.runtime.similar_names import question, question_of_topic
     if storage.is_namespace(place):
         asked = question(place, storage.namespaces(folder))
         return f".{asked}" if asked else ""
@@ -171,46 +160,29 @@ def _question(folder: Path, place: str) -> str:
     return f".{asked}" if asked else ""
 
 
-def _complain(line: str) -> None:
-    print(f"geminga: {line}", file=sys.stderr)
-
-
 # -- over the network
 
 def _over_network(broker: target.Target, place: str, chosen: Filter, wish: Wish,
                   printer: "_Printer") -> int | None:
     """Print what a broker delivers; return the exit status, None if it depends on the number."""
-    import asyncio
+    from geminga.workers.messages import delivered
+    from geminga.workers.messages.report import Report
+    from geminga.workers.messages.topics import NoTopic
+    report = Report(remark)
 
-    from geminga.proto.errors import Refusal
-    from geminga.supervisor.messages.report import Report
-    from geminga.supervisor.messages.topics import NoTopic
-    from geminga.supervisor.pulsar_client import client, reasons
-    report = Report(_complain)
-    try:
-        asyncio.run(_print_delivered(broker, place, chosen, wish, report, printer))
-    except (client.NoAddress, Refusal) as error:
-        _complain(error.message if isinstance(error, Refusal) else str(error))
-        return WRONG_USAGE
-    except NoTopic as error:
-        _complain(str(error))
-        return NOTHING
-    except BrokenPipeError:
-        raise
-    except (OSError, client.ClientError) as error:
-        _complain(f"{broker.url}: {reasons.of(error, is_secure=broker.url.startswith('pulsar+ssl:'))}")
-        return NOT_REACHABLE
+    async def print_delivered() -> int:
+        try:
+            async with contextlib.aclosing(delivered.messages(broker.connect, place, chosen, wish, report)) as parts:
+                async for messages in parts:
+                    printer.show(messages)
+                    if printer.has_enough:
+                        break
+        except NoTopic as error:
+            raise Failed(NOTHING, error) from None
+        return NOT_ALL
+
+    running.run(broker, print_delivered, refused=NOT_REACHABLE)
     return NOT_ALL if report.count else None
-
-
-async def _print_delivered(broker: target.Target, place: str, chosen: Filter, wish: Wish, report: "Report",
-                           printer: "_Printer") -> None:
-    from geminga.supervisor.messages import delivered
-    async with contextlib.aclosing(delivered.messages(broker, place, chosen, wish, report)) as found:
-        async for some in found:
-            printer.show(some)
-            if printer.has_enough:
-                return
 
 
 # -- printing
@@ -233,7 +205,6 @@ class _Printer:
 
     def show(self, messages: Iterable[Any]) -> None:
         """Print messages, or count them, up to the limit."""
-        from geminga.supervisor.cli.output import Output
         for message in messages:
             if self.has_enough:
                 return
@@ -251,7 +222,6 @@ class _Printer:
 
     def end(self) -> None:
         """Print what is left: the number, or the document."""
-        from geminga.supervisor.cli.output import Output
         if self.is_count:
             Output(self._form).value(self.number if self._form == "table" else {"messages": self.number}, str)
         elif self._form in ("json", "yaml"):
@@ -264,9 +234,9 @@ class _Printer:
         Columns become as wide as their widest value so far.
         """
         from geminga.proto import names
-        from geminga.supervisor.configuration import units
-        from geminga.supervisor.messages.message import printable, value_text
-        from geminga.supervisor.pulsar_client.rest import plain
+        from geminga.storage.runtime import units
+        from geminga.workers.messages.message import printable, value_text
+        from geminga.workers.pulsar_client.rest import plain
         cells = [names.parse(message.topic).local_name, message.id, units.instant(message.publish_time_ms),
                  "-" if message.key is None else message.key]
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]

@@ -4,7 +4,7 @@
     why.py         `geminga why`
     top.py         `geminga top`: screen.py has what is shown and what keys do, snapshots.py asks the broker,
                    terminal.py reads keys
-    places.py      namespaces, topics and patterns that a command is about
+    scopes.py      namespaces, topics and patterns that a command is about
 
 Imports: the other rooms of the supervisor.
 """

@@ -9,8 +9,8 @@ from geminga.supervisor.cli import output
 from geminga.supervisor.cli.output import Column
 from geminga.supervisor.cli.views.snapshots import Question, Snapshot, Wanted
 from geminga.supervisor.cli.views.tables import CLIENTS, SUBSCRIPTIONS, TOPICS
-from geminga.supervisor.pulsar_client.rest import plain, quoted, topic_path
 from geminga.supervisor.wording.human import count, length, rate, short, size
+from geminga.workers.pulsar_client.rest import plain, quoted, topic_path
 
 ROWS = 200                       # fetched for a table that fills the screen
 _ROWS_OF_OVERVIEW = 30
@@ -268,8 +268,8 @@ class Screen:
             f"memory {size(memory['used_bytes'])} of {size(memory['limit_bytes'])} used"))
         cores = "  ".join(f"{number}:{busy:4.0%}" for number, busy in enumerate(snapshot.cores))
         lines.append(Line(f"cores      {cores or 'counting'}"))
-        used = [f"{one['process']} {self._used(one['process'])} {size(one['memory_bytes'])}"
-                for one in status["processes"]]
+        used = [f"{process['process']} {self._used(process['process'])} {size(process['memory_bytes'])}"
+                for process in status["processes"]]
         return lines + [Line(text) for text in _wrapped("processes  ", used, width)]
 
     def _used(self, process: str) -> str:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from geminga.supervisor.cli.missing_names import Unknown
-from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
+from geminga.workers.pulsar_client.rest import Broker, NotReachable, Refused
 
 Values = dict[str, Any]
 
@@ -58,7 +58,7 @@ class Reader:
             return Snapshot(status, parts, wanted)
         seconds, earlier = max(1e-3, now - before[0]), before[1]
         rates = {name: max(0, number - earlier["totals"][name]) / seconds for name, number in status["totals"].items()}
-        spent = {one["process"]: one["cpu_seconds"] for one in earlier["processes"]}
+        spent = {process["process"]: process["cpu_seconds"] for process in earlier["processes"]}
         processes = {one["process"]: max(0.0, one["cpu_seconds"] - spent.get(one["process"], 0)) / seconds
                      for one in status["processes"]}
         cores = tuple(min(1.0, max(0.0, now - then) / seconds) for now, then in zip(

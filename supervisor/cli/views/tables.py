@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
+from geminga.storage.runtime.similar_names import question
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_address, complete_topic, complete_transaction
 from geminga.supervisor.cli.missing_names import Unknown
-from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.cli.views.places import ask, place_of
-from geminga.supervisor.configuration.similar_names import question
-from geminga.supervisor.pulsar_client import target
-from geminga.supervisor.pulsar_client.rest import Refused, plain, quoted
+from geminga.supervisor.cli.output import Column, Converted, Output, remark
+from geminga.supervisor.cli.views.scopes import ask, scope_of
+from geminga.supervisor.configuration import target
 from geminga.supervisor.wording import human
 from geminga.supervisor.wording.human import short
+from geminga.workers.pulsar_client.rest import Refused, plain, quoted
 
 ROWS_MAX = 1_000             # as many as the broker answers with
 _TIMEOUT_S = 30.0
@@ -48,6 +48,8 @@ TOPICS = (
     _number("backlog", "backlog"), _number("backlog_bytes", "bytes", human.size),
     _number("oldest_seconds", "oldest", human.length), _number("producers", "prod"), _number("consumers", "cons"),
     _number("subscriptions", "subs"), _number("storage_bytes", "stored", human.size))
+# Columns that are shown where a scalable topic is, and by which no table is sorted.
+SEGMENTS = _number("segments", "segments"), _number("sealed_segments", "sealed")
 SUBSCRIPTIONS = (
     Column("topic", shown=short), Column("subscription"), Column("type"), _number("consumers", "cons"),
     _number("backlog", "backlog"), _number("backlog_bytes", "bytes", human.size),
@@ -70,29 +72,32 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
 SORT = {"topics": "rate_in", "subscriptions": "backlog", "clients": "connected_ms", "transactions": "open_seconds"}
 
 
-def _options(table: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the place, the order and the number of rows to a command's function."""
+def _listing(table: str, help: str, name: str | None = None, **attributes: Any) -> click.Command:
+    """Return a command that shows a table."""
     keys = [column.key.replace("_", "-") for column in COLUMNS[table]]
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in (
-            click.option("--count", "-n", "most", type=click.IntRange(1, ROWS_MAX), metavar="N", default=100,
-                         show_default=True, help="Show so many rows at most."),
-            click.option("--reverse", "-r", "is_reverse", is_flag=True, help="Turn the order."),
-            click.option("--sort", type=click.Choice(keys), default=SORT[table].replace("_", "-"),
-                         show_default=True, help="Column: the largest number first, or names from a to z."),
-            click.argument("place", required=False, metavar="[NAMESPACE|TOPIC|PATTERN]", shell_complete=complete_topic),
-        ):
-            function = option(function)
-        return function
-    return decorate
+    @click.command(name or table, help=help, **attributes)
+    @click.argument("place", required=False, metavar="[NAMESPACE|TOPIC|PATTERN]", shell_complete=complete_topic)
+    @click.option("--sort", type=click.Choice(keys), default=SORT[table].replace("_", "-"), show_default=True,
+                  help="Column: the largest number first, or names from a to z.")
+    @click.option("--reverse", "-r", "is_reverse", is_flag=True, help="Turn the order.")
+    @click.option("--count", "-n", "most", type=click.IntRange(1, ROWS_MAX), metavar="N", default=100,
+                  show_default=True, help="Show so many rows at most.")
+    @target.admin_options
+    @output.options
+    def listing(place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
+                **who: Any) -> None:
+        order = {"sort": sort.replace("-", "_"), "reverse": is_reverse, "limit": most}
+        _show(table, place, order, Output(form, watch_s), who)
+
+    return listing
 
 
 class _Shown(click.Command):
     """A command with a table, which tells users of pulsar-admin where verbs of the same name are."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if len(args) > 1 and not any(one.startswith("-") for one in args[:2]) and (verb := _verb(self.name, args[0])):
+        if len(args) > 1 and not any(arg.startswith("-") for arg in args[:2]) and (verb := _verb(self.name, args[0])):
             ctx.fail(f"geminga {self.name} takes one NAMESPACE, TOPIC or PATTERN.  Did you mean {verb}?")
         return super().parse_args(ctx, args)
 
@@ -104,30 +109,28 @@ def _verb(group: str | None, name: str | None) -> str:
     return next((f"geminga admin {group} {verb.name}" for verb in verbs if verb.name == name), "")
 
 
-def _show(table: str, place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
-          who: dict[str, Any]) -> int:
+def _show(table: str, place: str | None, order: dict[str, Any], shown: Output, who: dict[str, Any]) -> None:
     """Show a table, once or again and again."""
     try:
-        where = place_of(place)
+        where = scope_of(place)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    broker, shown = target.of(who).broker(_TIMEOUT_S), Output(form, watch_s)
-    query = where.query | {"sort": sort.replace("-", "_"), "reverse": is_reverse, "limit": most}
+    broker = target.of(who).broker(_TIMEOUT_S)
 
     def show() -> None:
         try:
-            answer = ask(broker, "GET", f"/ops/v1/{table}{where.path}", where, query)
+            answer = ask(broker, "GET", f"/ops/v1/{table}{where.path}", where, where.query | order)
         except Unknown as error:
             if not (verb := _verb(table, place)):
                 raise
             raise Unknown(f"{error}  Did you mean {verb}?") from None
-        shown.rows(answer["rows"], COLUMNS[table])
+        has_segments = any(row.get("segments") for row in answer["rows"])
+        shown.rows(answer["rows"], [*COLUMNS[table], *(SEGMENTS if has_segments else ())])
         if shown.is_for_people:
             for line in notes(table, answer):
                 print(line, file=sys.stderr)
 
     shown.repeat(show)
-    return 0
 
 
 def notes(table: str, answer: dict[str, Any]) -> list[str]:
@@ -144,34 +147,14 @@ def notes(table: str, answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-@click.command(cls=_Shown, epilog="\b\nExamples:\n  geminga topics\n  geminga topics acme/eu --sort backlog -n 10\n"
-                      "  geminga topics 'orders-*' -o json\n\n" + grammar.STATUS)
-@_options("topics")
-@target.admin_options
-@output.options
-def topics(place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
-           **who: Any) -> int:
-    """Show topics: rates, backlog, clients, storage.
-
-    Rates are those of the last seconds.  The table is about a NAMESPACE, a TOPIC, or a PATTERN such as 'orders-*' or
-    'acme/*/*-dead', else about everything.
-    """
-    return _show("topics", place, sort, is_reverse, most, form, watch_s, who)
-
-
-@click.command(epilog="\b\nExamples:\n  geminga subscriptions --sort oldest-seconds\n"
-                      "  geminga subscriptions orders --watch\n\n" + grammar.STATUS)
-@_options("subscriptions")
-@target.admin_options
-@output.options
-def subscriptions(place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
-                  **who: Any) -> int:
-    """Show subscriptions: backlog, its age, consumers, rates.
-
-    Rates are those of the last seconds.  The table is about a NAMESPACE, a TOPIC, or a PATTERN such as 'orders-*' or
-    'acme/*/*-dead', else about everything.
-    """
-    return _show("subscriptions", place, sort, is_reverse, most, form, watch_s, who)
+_RATES = ("\n\nRates are those of the last seconds.  The table is about a NAMESPACE, a TOPIC, or a PATTERN such as "
+          "'orders-*' or 'acme/*/*-dead', else about everything.")
+topics = _listing("topics", "Show topics: rates, backlog, clients, storage." + _RATES, cls=_Shown,
+                  epilog="\b\nExamples:\n  geminga topics\n  geminga topics acme/eu --sort backlog -n 10\n"
+                         "  geminga topics 'orders-*' -o json\n\n" + grammar.STATUS)
+subscriptions = _listing("subscriptions", "Show subscriptions: backlog, its age, consumers, rates." + _RATES,
+                         epilog="\b\nExamples:\n  geminga subscriptions --sort oldest-seconds\n"
+                                "  geminga subscriptions orders --watch\n\n" + grammar.STATUS)
 
 
 class _Table(grammar.Group):
@@ -195,17 +178,10 @@ def clients() -> None:
     """
 
 
-@clients.command("list", epilog=grammar.STATUS)
-@_options("clients")
-@target.admin_options
-@output.options
-def list_clients(place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
-                 **who: Any) -> int:
-    """Show connected clients: address, role, library, what is open.
-
-    The table is about clients of a NAMESPACE, a TOPIC, or a PATTERN such as 'orders-*', else about all connections.
-    """
-    return _show("clients", place, sort, is_reverse, most, form, watch_s, who)
+clients.add_command(_listing(
+    "clients", "Show connected clients: address, role, library, what is open.\n\nThe table is about clients of a "
+    "NAMESPACE, a TOPIC, or a PATTERN such as 'orders-*', else about all connections.", "list",
+    epilog=grammar.STATUS))
 
 
 @clients.command(epilog=grammar.STATUS)
@@ -224,17 +200,12 @@ def close(address: str, form: str, **who: Any) -> int:
     return 0
 
 
-class _Id(click.ParamType):
-    """An argument with a transaction's id: 0,17 or (0,17), as tables and logs have it."""
-
-    name = "id"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        found = re.fullmatch(r"\(?(\d+),(\d+)\)?", value) if isinstance(value, str) else None
-        if found is None:
-            self.fail(f"{plain(str(value))!r} is no id of a transaction: geminga transactions shows those that are "
-                      "open, such as 0,17", parameter, context)
-        return f"{found[1]},{found[2]}"
+def _transaction_id(text: str) -> str:
+    """Return a transaction's id as 0,17 from 0,17 or (0,17), as tables and logs have it.  Raises ValueError."""
+    if (ids := re.fullmatch(r"\(?(\d+),(\d+)\)?", text)) is None:
+        raise ValueError(f"{plain(text)!r} is no id of a transaction: geminga transactions shows those that are "
+                         "open, such as 0,17")
+    return f"{ids[1]},{ids[2]}"
 
 
 @click.group(cls=_Table, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False,
@@ -247,22 +218,15 @@ def transactions() -> None:
     """
 
 
-@transactions.command("list", epilog=grammar.STATUS)
-@_options("transactions")
-@target.admin_options
-@output.options
-def list_transactions(place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
-                      **who: Any) -> int:
-    """Show open transactions: age, time left, role, what is in them, who waits.
-
-    The transaction that has been open longest comes first.  The table is about transactions that use a topic of a
-    NAMESPACE, a TOPIC, or a PATTERN such as 'orders-*', else about all.
-    """
-    return _show("transactions", place, sort, is_reverse, most, form, watch_s, who)
+transactions.add_command(_listing(
+    "transactions", "Show open transactions: age, time left, role, what is in them, who waits.\n\nThe transaction that "
+    "has been open longest comes first.  The table is about transactions that use a topic of a NAMESPACE, a TOPIC, or "
+    "a PATTERN such as 'orders-*', else about all.", "list", epilog=grammar.STATUS))
 
 
 @transactions.command(epilog="\b\nExample:\n  geminga transactions abort 0,17 1,4\n\n" + grammar.STATUS)
-@click.argument("ids", metavar="ID...", type=_Id(), nargs=-1, required=True, shell_complete=complete_transaction)
+@click.argument("ids", metavar="ID...", type=Converted("id", _transaction_id), nargs=-1, required=True,
+                shell_complete=complete_transaction)
 @output.FORM
 @target.admin_options
 def abort(ids: tuple[str, ...], form: str, **who: Any) -> int:
@@ -274,13 +238,13 @@ def abort(ids: tuple[str, ...], form: str, **who: Any) -> int:
     broker, refused = target.of(who).broker(_TIMEOUT_S), []
 
     def each() -> Iterator[str]:
-        for one in dict.fromkeys(ids):
+        for id in dict.fromkeys(ids):
             try:
-                broker.ask("POST", "/admin/v3/transactions/abortTransaction/" + one.replace(",", "/"))
-                yield one
+                broker.ask("POST", "/admin/v3/transactions/abortTransaction/" + id.replace(",", "/"))
+                yield id
             except Refused as error:
-                refused.append(one)
-                print(f"geminga: {one}: {error}", file=sys.stderr)
+                refused.append(id)
+                remark(f"{id}: {error}")
 
-    Output(form).stream(each(), lambda one: {"aborted": f"({one})"}, lambda one: f"aborted {one}")
+    Output(form).stream(each(), lambda id: {"aborted": f"({id})"}, lambda id: f"aborted {id}")
     return 1 if refused else 0

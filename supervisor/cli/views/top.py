@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geminga.supervisor.cli import grammar
+from geminga.supervisor.cli.output import PAUSE
 from geminga.supervisor.cli.views.screen import Line, Screen
 from geminga.supervisor.cli.views.snapshots import Poller, Reader, Snapshot
-from geminga.supervisor.configuration.units import millis
-from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.configuration import target
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,18 +20,11 @@ _BATCH_WIDTH, _BATCH_HEIGHT = 150, 60
 _WAIT_SECONDS = 60.0                      # for keys; snapshots end the wait
 
 
-def _interval(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    try:
-        return max(0.1, millis(value) / 1_000)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command(epilog="\b\nKeys:\n  t, u, c        topics, subscriptions, clients\n  o              overview\n"
                       "  arrows, Enter  choose a row, open its topic\n"
                       "  w              ask why a subscription stands still\n"
                       "  s, r, /        sort, turn the order, filter\n  h, q           help, quit\n\n" + grammar.STATUS)
-@click.option("--interval", "-i", metavar="TIME", default="2s", show_default=True, callback=_interval,
+@click.option("--interval", "-i", metavar="TIME", default="2s", show_default=True, type=PAUSE,
               help="Time between two looks.")
 @click.option("--batch", "-b", is_flag=True, help="Print one plain snapshot, as where there is no terminal.")
 @target.admin_options

@@ -1,17 +1,21 @@
 """`geminga why`: tells why a subscription's consumers get no more messages, and what can be done."""
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from geminga.storage.runtime.similar_names import question
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.missing_names import Unknown
 from geminga.supervisor.cli.output import Output
-from geminga.supervisor.cli.views.places import Place, ask
-from geminga.supervisor.configuration.similar_names import question
-from geminga.supervisor.pulsar_client import target
-from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted, topic_path
+from geminga.supervisor.cli.views.scopes import Scope, ask
+from geminga.supervisor.configuration import target
+from geminga.workers.pulsar_client.rest import Broker, Refused, plain, quoted, topic_path
 
+if TYPE_CHECKING:
+    from geminga.supervisor.wording.sentences import Standstill
+
+_SCALABLE = "/topic/"      # the beginning of a scalable topic's path
 _MANY = 100          # subscriptions of a topic that are asked about
 
 
@@ -33,48 +37,53 @@ def why(topic: str, subscription: str | None, form: str, watch_s: float | None, 
         path = topic_path(topic)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    broker, shown, place = target.of(who).broker(), Output(form, watch_s), Place(topic, "/" + path, "")
+    broker, shown, scope = target.of(who).broker(), Output(form, watch_s), Scope(topic, "/" + path, "")
 
     def show() -> None:
         if subscription is None:
-            asked = [*names(broker, place), *cursors(broker, place)][:_MANY]
-            each = [standstills(broker, place, name) for name in asked]
-            shown.value(each, lambda told: "\n".join(sentences.lines_of_all(told, topic)))
+            asked = [*names(broker, scope), *cursors(broker, scope)][:_MANY]
+            answers = [standstills(broker, scope, name) for name in asked]
+            shown.value(answers, lambda answers: "\n".join(sentences.lines_of_all(answers, topic)))
         else:
-            told = standstills(broker, place, subscription)
-            shown.value(told, lambda told: "\n".join(sentences.tell(told, topic, subscription)))
+            answer = standstills(broker, scope, subscription)
+            shown.value(answer, lambda answer: "\n".join(sentences.tell(answer, topic, subscription)))
 
     shown.repeat(show)
     return 0
 
 
-def names(broker: Broker, place: Place) -> list[str]:
+def names(broker: Broker, scope: Scope) -> list[str]:
     """Return the names of a topic's subscriptions.  Raises Unknown, Refused, NotReachable."""
-    told: list[str] = ask(broker, "GET", f"/admin/v2{place.path}/subscriptions", place)
-    return sorted(told)
+    if scope.path.startswith(_SCALABLE):
+        path = f"/admin/v2/scalable/{scope.path.removeprefix(_SCALABLE)}/stats"
+        return sorted(ask(broker, "GET", path, scope)["subscriptions"])
+    subscriptions: list[str] = ask(broker, "GET", f"/admin/v2{scope.path}/subscriptions", scope)
+    return sorted(subscriptions)
 
 
-def cursors(broker: Broker, place: Place) -> list[str]:
+def cursors(broker: Broker, scope: Scope) -> list[str]:
     """Return the names of a topic's replication cursors.  Raises Unknown, Refused, NotReachable."""
-    count = ask(broker, "GET", f"/admin/v2{place.path}/partitions", place)["partitions"]
+    if scope.path.startswith(_SCALABLE):
+        return []
+    count = ask(broker, "GET", f"/admin/v2{scope.path}/partitions", scope)["partitions"]
     what = "partitioned-stats?perPartition=false" if count else "stats"
-    told = ask(broker, "GET", f"/admin/v2{place.path}/{what}", place)
+    stats = ask(broker, "GET", f"/admin/v2{scope.path}/{what}", scope)
     # names.py knows their names, and loads protobuf, which takes longer than the rest of the command.
-    return [f"pulsar.repl.{cluster}" for cluster, one in sorted(told["replication"].items())
-            if "replicationBacklogSize" in one]      # the others only come from there
+    return [f"pulsar.repl.{cluster}" for cluster, replicator in sorted(stats["replication"].items())
+            if "replicationBacklogSize" in replicator]      # the others only come from there
 
 
-def standstills(broker: Broker, place: Place, subscription: str) -> list[dict[str, Any]]:
+def standstills(broker: Broker, scope: Scope, subscription: str) -> "list[Standstill]":
     """Return the broker's answer about a subscription: an object for each partition.
 
     Raises Unknown, Refused, NotReachable.
     """
     try:
-        told: list[dict[str, Any]] = ask(broker, "GET", f"/ops/v1/why{place.path}/{quoted(subscription)}", place)
+        answer: list[Standstill] = ask(broker, "GET", f"/ops/v1/why{scope.path}/{quoted(subscription)}", scope)
     except (Unknown, Refused) as error:
-        known = names(broker, place)
-        if subscription in known:
+        existing = names(broker, scope)
+        if subscription in existing:
             raise
-        text = f"{plain(place.text)} has no subscription {plain(subscription)}.{question(subscription, known)}"
+        text = f"{plain(scope.text)} has no subscription {plain(subscription)}.{question(subscription, existing)}"
         raise Unknown(text) from error
-    return told
+    return answer

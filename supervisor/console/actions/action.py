@@ -1,9 +1,13 @@
 """Declaration of actions: fields that somebody fills in, and the plan that they make."""
 import json
+import shlex
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from geminga.proto import names
+from geminga.proto.errors import Refusal
 from geminga.supervisor.console.asking import Asking
+from geminga.supervisor.console.rendering import text
 
 Values = dict[str, str]
 NOTHING = object()           # as a body: none is sent
@@ -11,6 +15,27 @@ NOTHING = object()           # as a body: none is sent
 
 class Wrong(Exception):
     """An error: a field has a value that cannot be used, or is empty.  The text is for the one who fills it in."""
+
+
+def command(*words: str) -> str:
+    """Return the command line of `geminga` with these words."""
+    return shlex.join(["geminga", *words])
+
+
+def whole(typed: str, least: int, most: int = 999_999_999, wrong: str = "") -> int:
+    """Return a whole number that somebody typed.  wrong: what to say of another text.  Raises Wrong."""
+    typed = typed.strip().replace(",", "")
+    if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and least <= int(typed) <= most):
+        raise Wrong(wrong or text("action.number", least=least))
+    return int(typed)
+
+
+def topic_named(typed: str) -> str:
+    """Return the complete name of a topic that somebody typed.  Raises Wrong."""
+    try:
+        return str(names.parse(typed.strip()))
+    except Refusal as refusal:
+        raise Wrong(refusal.message) from None
 
 
 class Field(NamedTuple):

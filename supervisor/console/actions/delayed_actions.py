@@ -1,9 +1,8 @@
 """Actions on delayed messages: cancel, and give another delivery time."""
-import shlex
 import time
 
-from geminga.supervisor.configuration.units import instant, moment
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
+from geminga.storage.runtime.units import instant, moment
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, command
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import counted, text, topic_path
 from geminga.supervisor.wording import human
@@ -28,7 +27,7 @@ def _path(values: Values) -> str:
 
 
 def _command(verb: str, values: Values, *more: str) -> str:
-    return shlex.join(["geminga", "admin", "delayed", verb, human.short(values["topic"]), values["message"], *more])
+    return command("admin", "delayed", verb, human.short(values["topic"]), values["message"], *more)
 
 
 @actions.named("cancel-delayed", "topic message due", is_dangerous=True)

@@ -5,16 +5,14 @@ import json
 import time
 from typing import Any
 
-from geminga.proto import names
-from geminga.proto.errors import Refusal
+from geminga.storage.runtime import units
 from geminga.storage.schemas.registry import InvalidSchema
-from geminga.supervisor.configuration import units
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, topic_named
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
-from geminga.supervisor.messages import outgoing, schema_files
 from geminga.supervisor.wording import human
+from geminga.workers.messages import outgoing, schema_files
 
 actions = Actions()
 TEXT_MAX = 6_000             # characters of a payload, because the dialog's address has them
@@ -25,20 +23,17 @@ _FORMS = "text", "value", "base64", "null"
                Field("payload", "area", is_required=False), Field("key", is_required=False),
                Field("properties", "area", is_required=False), Field("delay", is_required=False))
 async def publish(ask: Asking, values: Values) -> Plan:
-    try:
-        topic = str(names.parse(values["topic"]))
-    except Refusal as refusal:
-        raise Wrong(refusal.message) from None
+    topic = topic_named(values["topic"])
     if len(values["payload"]) > TEXT_MAX:
         raise Wrong(text("action.publish.too_long"))
     body, size = await _content(ask, topic, values)
     body |= _about(values)
     subscriptions = await ask.maybe(f"/admin/v2/{topic_path(topic)}/subscriptions")      # None: only consumers see them
-    told = {"topic": human.short(topic), "size": human.size(size)}
+    about = {"topic": human.short(topic), "size": human.size(size)}
     if subscriptions:
-        effect = counted("action.publish.effect", len(subscriptions), **told)
+        effect = counted("action.publish.effect", len(subscriptions), **about)
     else:
-        effect = text("action.publish.effect_only" if subscriptions is None else "action.publish.effect_0", **told)
+        effect = text("action.publish.effect_only" if subscriptions is None else "action.publish.effect_0", **about)
     if "deliverAfter" in body:
         due_ms = time.time_ns() // 1_000_000 + units.millis(body["deliverAfter"])
         effect += " " + text("action.publish.later", time=units.instant(due_ms))
@@ -67,7 +62,7 @@ async def _content(ask: Asking, topic: str, values: Values) -> tuple[dict[str, A
 
 async def _encoded(ask: Asking, topic: str, value: Any) -> bytes:
     """Return a value as the topic's newest schema encodes it.  Raises Wrong."""
-    from geminga.supervisor.messages.schema_encoding import NotEncodable, SchemaEncoder  # slow to import
+    from geminga.workers.messages.schema_encoding import NotEncodable, SchemaEncoder  # slow to import
     schema = await ask.maybe(f"/admin/v2/schemas/{topic_path(topic).partition('/')[2]}/schema")
     if schema is None:
         raise Wrong(text("action.publish.no_schema"))

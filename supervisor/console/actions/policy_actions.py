@@ -4,20 +4,30 @@ A dialog has a field for each part of the policy that has an option in `geminga 
 `geminga admin namespaces set-...`.
 """
 import json
-import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from geminga.storage.catalogue.policy_declaration import NAMESPACE, TOPIC, Option, Part, Policy, Route, read
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.console.actions.action import NOTHING, Action, Actions, Field, Make, Plan, Values, Wrong
+from geminga.supervisor.console.actions.action import (
+    NOTHING,
+    Action,
+    Actions,
+    Field,
+    Make,
+    Plan,
+    Values,
+    Wrong,
+    command,
+)
 from geminga.supervisor.console.asking import Asking
-from geminga.supervisor.console.rendering import text, topic_path
+from geminga.supervisor.console.rendering import namespace_path, text, topic_path
 from geminga.supervisor.wording import human
 
 actions = Actions()
 _UNITS = {"minutes": "m", "ms": "ms", "MB": "M"}      # as the command writes them
+_NUMBERS = "number", "decimal"      # types of policies' values
 _BOOLEANS = "true", "false"
 _WORDS = "policy"            # table of the words that the dialogs share
 _VALUE = "value"             # name of the field of a policy that is no object
@@ -32,15 +42,14 @@ class _Level(NamedTuple):
 
     def path(self, place: str, rest: str) -> str:
         """Return the path over REST of what belongs to a topic or namespace."""
-        return f"/admin/v2/{topic_path(place) if self.name == TOPIC else f'namespaces/{place}'}/{rest}"
+        return f"/admin/v2/{topic_path(place) if self.name == TOPIC else f'namespaces/{namespace_path(place)}'}/{rest}"
 
     def questions(self, place: str) -> str:
         """Return the path that answers with all policies that hold there."""
-        return f"/ops/v1/policies/{topic_path(place) if self.name == TOPIC else place}"
+        return f"/ops/v1/policies/{topic_path(place) if self.name == TOPIC else namespace_path(place)}"
 
     def command(self, verb: str, policy: Policy, place: str, *words: str) -> str:
-        told = human.short(place) if self.name == TOPIC else place
-        return shlex.join(["geminga", "admin", self.group, f"{verb}-{policy.verb_at(self.name)}", told, *words])
+        return command("admin", self.group, f"{verb}-{policy.verb_at(self.name)}", human.short(place), *words)
 
 
 LEVELS = {TOPIC: _Level(TOPIC, "topicPolicies", ""), NAMESPACE: _Level(NAMESPACE, "namespaces", "namespace-")}
@@ -63,7 +72,7 @@ def _field(part: Part, option: Option) -> Field:
     if part.type.name == "text" and part.type.choices:
         return Field(name, "choice", part.type.choices[0], part.type.choices, label=label)
     hint = text("action.policy.some", choices=", ".join(part.type.choices)) if part.type.choices else ""
-    return Field(name, "number" if part.type.name == "number" else "text", "",
+    return Field(name, "number" if part.type.name in _NUMBERS else "text", "",
                  is_required=option.required and part.type.name != "list", label=label, hint=hint)
 
 
@@ -84,6 +93,8 @@ def _value(part: Part, typed: str) -> Any:
     try:
         if part.type.name == "list":
             return part.type.read([one.strip() for one in typed.split(",") if one.strip()])
+        if part.type.name == "decimal":
+            return part.type.read(float(typed.replace(",", "")))
         return part.type.read(typed.replace(",", "") if part.type.name == "number" else typed)
     except ValueError as error:
         raise Wrong(f"{part.json}: {error}" if part.json else str(error)) from None

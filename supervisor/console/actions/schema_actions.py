@@ -1,9 +1,8 @@
 """Actions on the schemas of topics: upload a version, delete all."""
 import json
-import shlex
 from typing import Any
 
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, command
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import counted, text, topic_path
 from geminga.supervisor.wording import human
@@ -35,8 +34,8 @@ async def upload(ask: Asking, values: Values) -> Plan:
     effect = counted("action.upload-schema.effect", len(versions))
     if versions and strategy:
         effect += " " + text("action.upload-schema.checked", strategy=strategy)
-    command = shlex.join(["geminga", "admin", "schemas", "upload", human.short(topic), "-f", "schema.json"])
-    return Plan("POST", f"{_path(topic)}/schema", effect, command, body)
+    return Plan("POST", f"{_path(topic)}/schema", effect,
+                command("admin", "schemas", "upload", human.short(topic), "-f", "schema.json"), body)
 
 
 def _properties(typed: str) -> dict[str, str]:
@@ -52,8 +51,8 @@ async def delete(ask: Asking, values: Values) -> Plan:
     topic, versions = values["topic"], await _versions(ask, values["topic"])
     if not versions:
         raise Wrong(text("action.delete-schema.none"))
-    command = shlex.join(["geminga", "admin", "schemas", "delete", human.short(topic)])
-    return Plan("DELETE", f"{_path(topic)}/schema", counted("action.delete-schema.effect", len(versions)), command)
+    return Plan("DELETE", f"{_path(topic)}/schema", counted("action.delete-schema.effect", len(versions)),
+                command("admin", "schemas", "delete", human.short(topic)))
 
 
 def pretty(definition: str) -> str:

@@ -3,16 +3,17 @@ import re
 import time
 from typing import Any
 
-from geminga.supervisor.configuration import units
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.proto.names import parse
+from geminga.storage.runtime import units
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, whole
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
-from geminga.supervisor.pulsar_client.rest import subscription_path
+from geminga.supervisor.wording.sentences import Standstill, backlog_of
+from geminga.workers.pulsar_client.rest import subscription_path
 
 actions = Actions()
 _SUBJECT = "topic subscription"
-_NUMBER = re.compile(r"[1-9][0-9]{0,7}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
 _COUNTED_MAX = 10_000_000    # entries that REST passes over to count messages
 _LETTERS = "1000"
@@ -30,21 +31,21 @@ def _command(verb: str, values: Values, *more: str) -> str:
     return f"geminga admin topics {verb} {words(values['topic'], '-s', values['subscription'], *more)}"
 
 
-def _whole(text_: str, field: str) -> int:
-    if not _NUMBER.fullmatch(text_.strip()):
-        raise Wrong(text("subscription.no_number", field=text(field)))
-    return int(text_)
+def _number(values: Values, field: str, action: str) -> int:
+    return whole(values[field], 1, wrong=text("subscription.no_number", field=text(f"action.{action}.{field}")))
 
 
-async def _why(ask: Asking, values: Values) -> list[dict[str, Any]]:
-    why: list[dict[str, Any]] = await ask.get(
+async def _why(ask: Asking, values: Values) -> list[Standstill]:
+    why: list[Standstill] = await ask.get(
         f"/ops/v1/why/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}")
     return why
 
 
-async def _backlog(ask: Asking, values: Values) -> int:
-    """Return the number of unacknowledged messages, of all partitions."""
-    return sum(one["messages"].get("backlog", one["backlog"]) for one in await _why(ask, values))
+async def _passed_from(ask: Asking, topic: str, subscription: str, at_ms: int) -> tuple[int, bool]:
+    """Return what `_passed` does for the messages of a partition from a time on."""
+    place = await ask.get(f"/admin/v2/{topic_path(topic)}/messageid/{at_ms}")
+    return await _passed(ask, topic, subscription, skip=_COUNTED_MAX,
+                         **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
 
 
 async def _passed(ask: Asking, topic: str, subscription: str, **query: Any) -> tuple[int, bool]:
@@ -59,37 +60,45 @@ async def _passed(ask: Asking, topic: str, subscription: str, **query: Any) -> t
 
 @actions.named("skip-messages", _SUBJECT, Field("entries", "number", "1"), is_dangerous=True)
 async def skip_messages(ask: Asking, values: Values) -> Plan:
-    entries = _whole(values["entries"], "action.skip-messages.entries")
+    entries = _number(values, "entries", "skip-messages")
     messages, _ = await _passed(ask, values["topic"], values["subscription"], skip=entries)
     return Plan("POST", f"{_path(values)}/skip/{entries}", counted("action.skip-messages.effect", messages),
                 _command("skip", values, "-n", str(entries)), is_possible=messages > 0)
 
 
 @actions.named("clear-backlog", _SUBJECT, is_dangerous=True)
-async def clear_backlog(ask: Asking, values: Values) -> Plan:
-    messages = await _backlog(ask, values)
+async def clearbacklog_of(ask: Asking, values: Values) -> Plan:
+    messages = backlog_of(await _why(ask, values))
     return Plan("POST", f"{_path(values)}/skip_all", counted("action.clear-backlog.effect", messages),
                 _command("clear-backlog", values), is_possible=messages > 0)
+
+
+@actions.named("take-backlog-back", f"{_SUBJECT} id")
+async def take_backlog_back(ask: Asking, values: Values) -> Plan:
+    place = f"/ops/v1/deleted/{parse(values['topic']).namespace}"
+    kept = next((one for one in await ask.get(place) if str(one["id"]) == values["id"]), None)
+    if kept is None:
+        raise Wrong(text("action.take-backlog-back.gone"))
+    return Plan("POST", f"{place}/{kept['id']}/undelete", counted("action.take-backlog-back.effect", kept["messages"]),
+                f"geminga undelete backlog {words(values['topic'], values['subscription'], '--id', values['id'])}")
 
 
 @actions.named("reset-to-time", _SUBJECT, Field("time", default="-1h"), is_dangerous=True)
 async def reset_to_time(ask: Asking, values: Values) -> Plan:
     at_ms = _moment(values["time"])
     why, after, is_bound = await _why(ask, values), 0, False
-    for one in why:
-        place = await ask.get(f"/admin/v2/{topic_path(one['topic'])}/messageid/{at_ms}")
-        messages, is_cut = await _passed(ask, one["topic"], "", skip=_COUNTED_MAX,
-                                         **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
+    for part in why:
+        messages, is_cut = await _passed_from(ask, part["topic"], "", at_ms)
         after, is_bound = after + messages, is_bound or is_cut
     seconds = max(1, round(time.time() - at_ms / 1_000))
     return Plan("POST", f"{_path(values)}/resetcursor/{at_ms}", _reset_effect(why, after, is_bound),
                 _command("reset-cursor", values, "-t", f"{seconds}s"))
 
 
-def _reset_effect(why: list[dict[str, Any]], after: int, is_bound: bool) -> str:
-    before = sum(one["messages"].get("backlog", one["backlog"]) for one in why)
-    consumers = max((one["consumer_count"] for one in why), default=0)
-    effect = counted("action.reset.effect_many" if is_bound else "action.reset.effect", after, before=f"{before:,}")
+def _reset_effect(why: list[Standstill], after: int, is_bound: bool) -> str:
+    consumers = max((part["consumer_count"] for part in why), default=0)
+    effect = counted("action.reset.effect_many" if is_bound else "action.reset.effect", after,
+                     before=f"{backlog_of(why):,}")
     return f"{effect} {counted('action.reset.consumers', consumers)}" if consumers else effect
 
 
@@ -117,11 +126,9 @@ async def expire_messages(ask: Asking, values: Values) -> Plan:
     except ValueError as error:
         raise Wrong(str(error)) from None
     at_ms, expired = time.time_ns() // 1_000_000 - seconds * 1_000, 0
-    for one in await _why(ask, values):
-        place = await ask.get(f"/admin/v2/{topic_path(one['topic'])}/messageid/{at_ms}")
-        left, _ = await _passed(ask, one["topic"], values["subscription"], skip=_COUNTED_MAX,
-                                **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
-        expired += max(0, one["messages"].get("backlog", one["backlog"]) - left)
+    for part in await _why(ask, values):
+        newer, _ = await _passed_from(ask, part["topic"], values["subscription"], at_ms)
+        expired += max(0, backlog_of([part]) - newer)
     return Plan("POST", f"{_path(values)}/expireMessages/{seconds}", counted("action.expire-messages.effect", expired),
                 _command("expire-messages", values, "-t", f"{seconds}s"))
 
@@ -136,7 +143,7 @@ def _moment(text_: str) -> int:
 
 @actions.named("release-parked", _SUBJECT)
 async def release_parked(ask: Asking, values: Values) -> Plan:
-    parked = sum(cause["cause"] == "parked" for one in await _why(ask, values) for cause in one["causes"])
+    parked = sum(cause["cause"] == "parked" for part in await _why(ask, values) for cause in part["causes"])
     return Plan("POST", f"/ops/v1/release/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}",
                 counted("action.release-parked.effect", parked), _command("release-parked", values))
 
@@ -144,9 +151,8 @@ async def release_parked(ask: Asking, values: Values) -> Plan:
 @actions.named("unsubscribe", _SUBJECT, Field("force", "check", is_required=False), is_dangerous=True)
 async def unsubscribe(ask: Asking, values: Values) -> Plan:
     why = await _why(ask, values)
-    backlog = sum(one["messages"].get("backlog", one["backlog"]) for one in why)
-    consumers, is_forced = max(one["consumer_count"] for one in why), values["force"] == "true"
-    effect = counted("action.unsubscribe.effect", backlog)
+    consumers, is_forced = max(part["consumer_count"] for part in why), values["force"] == "true"
+    effect = counted("action.unsubscribe.effect", backlog_of(why))
     if consumers:
         effect = counted("action.unsubscribe.closes" if is_forced else "action.unsubscribe.busy", consumers) + (
             f" {effect}" if is_forced else "")
@@ -170,11 +176,11 @@ async def create_subscription(ask: Asking, values: Values) -> Plan:
 
 @actions.named("redrive", "topic", Field("count", "number", _LETTERS))
 async def redrive(ask: Asking, values: Values) -> Plan:
-    count = min(_whole(values["count"], "action.redrive.count"), 100_000)
+    count = min(_number(values, "count", "redrive"), 100_000)
     path = f"/ops/v1/redrive/{topic_path(values['topic'])}"
     try:
         figures = await ask.get(path, count=count)
-    except Refused as refused:
+    except QuestionRefused as refused:
         raise Wrong(refused.text) from None
     sentences = [counted("action.redrive.effect", number, topic=topic) for topic, number in figures["targets"].items()]
     if figures["sent"] > figures["to_all_subscriptions"]:

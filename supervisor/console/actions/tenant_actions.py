@@ -1,10 +1,8 @@
 """Actions on tenants and namespaces."""
-import shlex
-
 from geminga.supervisor.admin.requests.request_parts import TOPICS
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
-from geminga.supervisor.console.asking import Asking, Refused
-from geminga.supervisor.console.rendering import counted, text
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, command
+from geminga.supervisor.console.asking import Asking, QuestionRefused
+from geminga.supervisor.console.rendering import counted, namespace_path, text
 from geminga.supervisor.wording import human
 
 actions = Actions()
@@ -14,11 +12,7 @@ _ROLES = Field("roles", is_required=False)
 
 def _names(typed: str) -> list[str]:
     """Return the names of a list with commas."""
-    return list(dict.fromkeys(name for one in typed.split(",") if (name := one.strip())))
-
-
-def _body(ask: Asking, roles: list[str]) -> dict[str, list[str]]:
-    return {"adminRoles": roles, "allowedClusters": [ask.request.app[TOPICS].config.cluster_name]}
+    return list(dict.fromkeys(name for part in typed.split(",") if (name := part.strip())))
 
 
 def _told(roles: list[str]) -> str:
@@ -30,54 +24,58 @@ async def create_tenant(ask: Asking, values: Values) -> Plan:
     tenant, roles = values["tenant"].strip(), _names(values["roles"])
     if tenant in await ask.get("/admin/v2/tenants"):
         raise Wrong(text("action.create-tenant.exists"))
-    command = ["geminga", "admin", "tenants", "create", tenant, *(["--admin-roles", ",".join(roles)] if roles else [])]
+    clusters = [ask.request.app[TOPICS].config.cluster_name]
     return Plan("PUT", _TENANT.format(ask.quoted(tenant)), text("action.create-tenant.effect") + " " + _told(roles),
-                shlex.join(command), _body(ask, roles), next=f"/console/tenants/{ask.quoted(tenant)}")
+                command("admin", "tenants", "create", tenant, *["--admin-roles", ",".join(roles)] * bool(roles)),
+                {"adminRoles": roles, "allowedClusters": clusters}, next=f"/console/tenants/{ask.quoted(tenant)}")
 
 
 @actions.named("update-tenant", "tenant", Field("roles"))
 async def update_tenant(ask: Asking, values: Values) -> Plan:
     tenant, roles = values["tenant"], _names(values["roles"])
-    before = (await ask.get(_TENANT.format(ask.quoted(tenant))))["adminRoles"]
-    gone = [role for role in before if role not in roles]
+    before = await ask.get(_TENANT.format(ask.quoted(tenant)))
+    gone = [role for role in before["adminRoles"] if role not in roles]
     effect = _told(roles) + (" " + text("action.update-tenant.lose", roles=", ".join(gone)) if gone else "")
-    clusters = (await ask.get(_TENANT.format(ask.quoted(tenant))))["allowedClusters"]
     return Plan("POST", _TENANT.format(ask.quoted(tenant)), effect,
-                shlex.join(["geminga", "admin", "tenants", "update", tenant, "--admin-roles", ",".join(roles)]),
-                {"adminRoles": roles, "allowedClusters": clusters})
+                command("admin", "tenants", "update", tenant, "--admin-roles", ",".join(roles)),
+                {"adminRoles": roles, "allowedClusters": before["allowedClusters"]})
 
 
 async def _contents(ask: Asking, namespaces: list[str]) -> tuple[int, str]:
     """Return the number of topics in namespaces, and a sentence about what goes with them."""
     topics = subscriptions = backlog = stored = 0
-    for name in namespaces:
-        tenant, _, own = name.partition("/")
-        place = f"{ask.quoted(tenant)}/{ask.quoted(own)}"
+    for place in map(namespace_path, namespaces):
         topics += len(await ask.get(f"/admin/v2/namespaces/{place}/topics", mode="ALL"))
         rows = (await ask.get(f"/ops/v1/topics/{place}", limit=1_000, sort="storage_bytes"))["rows"]
         subscriptions += sum(row["subscriptions"] or 0 for row in rows)
         backlog += sum(row["backlog"] or 0 for row in rows)
         stored += sum(row["storage_bytes"] or 0 for row in rows)
+    if not topics:
+        return 0, ""
     return topics, counted("action.delete-namespace.contents", topics, subscriptions=human.count(subscriptions),
                            backlog=human.count(backlog), stored=human.size(stored))
 
 
 @actions.named("delete-tenant", "tenant", Field("force", "check", is_required=False), is_dangerous=True)
 async def delete_tenant(ask: Asking, values: Values) -> Plan:
-    tenant, is_forced = values["tenant"], values["force"] == "true"
+    tenant, storage = values["tenant"], ask.request.app[TOPICS].storage
     names = await ask.get(f"/admin/v2/namespaces/{ask.quoted(tenant)}")
-    storage = ask.request.app[TOPICS].storage
-    may_force = storage.force_delete_tenants and storage.force_delete_namespaces
-    parts, is_possible = [counted("action.delete-tenant.effect", len(names))], True
-    if names:
-        topics, contents = await _contents(ask, names)
-        parts += [contents] if topics else []
-        if not is_forced or not may_force:
-            is_possible = False
-            parts.append(text("action.delete-tenant.not_empty" if may_force else "action.delete-tenant.not_allowed"))
-    return Plan("DELETE", _TENANT.format(ask.quoted(tenant)) + ("?force=true" if is_forced else ""), " ".join(parts),
-                shlex.join(["geminga", "admin", "tenants", "delete", tenant, *["--force"] * is_forced]),
-                next="/console/tenants", is_possible=is_possible)
+    _, contents = await _contents(ask, names)
+    obstacle = ""
+    if names and not (storage.force_delete_tenants and storage.force_delete_namespaces):
+        obstacle = text("action.delete-tenant.not_allowed")
+    elif names and values["force"] != "true":
+        obstacle = text("action.delete-tenant.not_empty")
+    return _deleting(values, "tenant", [counted("action.delete-tenant.effect", len(names)), contents, obstacle],
+                     _TENANT.format(ask.quoted(tenant)), "/console/tenants", is_possible=not obstacle)
+
+
+def _deleting(values: Values, what: str, parts: list[str], path: str, next: str, *, is_possible: bool) -> Plan:
+    """Return the plan to delete a tenant or namespace.  parts: sentences that say what goes, and what is in the way."""
+    is_forced = values["force"] == "true"
+    return Plan("DELETE", path + ("?force=true" if is_forced else ""), " ".join(filter(None, parts)),
+                command("admin", f"{what}s", "delete", values[what], *["--force"] * is_forced), next=next,
+                is_possible=is_possible)
 
 
 @actions.named("create-namespace", "tenant", Field("namespace"))
@@ -85,41 +83,34 @@ async def create_namespace(ask: Asking, values: Values) -> Plan:
     tenant, own = values["tenant"], values["namespace"].strip().removeprefix(values["tenant"] + "/")
     if f"{tenant}/{own}" in await ask.get(f"/admin/v2/namespaces/{ask.quoted(tenant)}"):
         raise Wrong(text("action.create-namespace.exists"))
-    place = f"{ask.quoted(tenant)}/{ask.quoted(own)}"
-    return Plan("PUT", f"/admin/v2/namespaces/{place}", text("action.create-namespace.effect"),
-                shlex.join(["geminga", "admin", "namespaces", "create", f"{tenant}/{own}"]), {},
-                next=f"/console/namespaces/{place}")
+    path = f"namespaces/{namespace_path(f'{tenant}/{own}')}"
+    return Plan("PUT", f"/admin/v2/{path}", text("action.create-namespace.effect"),
+                command("admin", "namespaces", "create", f"{tenant}/{own}"), {}, next=f"/console/{path}")
 
 
 @actions.named("delete-namespace", "namespace", Field("force", "check", is_required=False), is_dangerous=True)
 async def delete_namespace(ask: Asking, values: Values) -> Plan:
-    name, is_forced = values["namespace"], values["force"] == "true"
-    tenant, _, own = name.partition("/")
+    name = values["namespace"]
     topics, contents = await _contents(ask, [name])
-    may_force = ask.request.app[TOPICS].storage.force_delete_namespaces
-    parts, is_possible = [text("action.delete-namespace.effect")], True
-    if topics:
-        parts.append(contents)
-        if not is_forced or not may_force:
-            is_possible = False
-            parts.append(text(
-                "action.delete-namespace.not_allowed" if not may_force else "action.delete-namespace.not_empty"))
-    place = f"{ask.quoted(tenant)}/{ask.quoted(own)}"
-    return Plan("DELETE", f"/admin/v2/namespaces/{place}" + ("?force=true" if is_forced else ""), " ".join(parts),
-                shlex.join(["geminga", "admin", "namespaces", "delete", name, *["--force"] * is_forced]),
-                next=f"/console/tenants/{ask.quoted(tenant)}", is_possible=is_possible)
+    obstacle = ""
+    if topics and not ask.request.app[TOPICS].storage.force_delete_namespaces:
+        obstacle = text("action.delete-namespace.not_allowed")
+    elif topics and values["force"] != "true":
+        obstacle = text("action.delete-namespace.not_empty")
+    return _deleting(values, "namespace", [text("action.delete-namespace.effect"), contents, obstacle],
+                     f"/admin/v2/namespaces/{namespace_path(name)}",
+                     f"/console/tenants/{ask.quoted(name.partition('/')[0])}", is_possible=not obstacle)
 
 
 @actions.named("set-namespace-property", "namespace", Field("key"), Field("value"))
 async def set_namespace_property(ask: Asking, values: Values) -> Plan:
     name, key, value = values["namespace"], values["key"].strip(), values["value"].strip()
-    tenant, _, own = name.partition("/")
-    path = f"/admin/v2/namespaces/{ask.quoted(tenant)}/{ask.quoted(own)}"
+    path = f"/admin/v2/namespaces/{namespace_path(name)}"
     try:
         before = (await ask.get(f"{path}/properties")).get(key)
-    except Refused as refused:
+    except QuestionRefused as refused:
         raise Wrong(refused.text) from None
     effect = text("action.set-namespace-property.effect") if before is None else text(
         "action.set-namespace-property.replaces", before=before)
-    return Plan("PUT", f"{path}/property/{ask.quoted(key)}/{ask.quoted(value)}", effect, shlex.join(
-        ["geminga", "admin", "namespaces", "set-property", name, "--key", key, "--value", value]))
+    return Plan("PUT", f"{path}/property/{ask.quoted(key)}/{ask.quoted(value)}", effect,
+                command("admin", "namespaces", "set-property", name, "--key", key, "--value", value))

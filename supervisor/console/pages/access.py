@@ -7,10 +7,11 @@ from yarl import URL
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION, refusal
 from geminga.supervisor.admin.requests.request_parts import TOPICS
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.actions.action import Wrong, topic_named
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.page import Pages, Values
 from geminga.supervisor.console.pages.tenants import grants_of
-from geminga.supervisor.console.rendering import topic_path
+from geminga.supervisor.console.rendering import namespace_path, topic_path
 from geminga.workers.identity.authorization import ACTIONS
 
 pages = Pages()
@@ -25,7 +26,7 @@ async def access(ask: Asking) -> Values:
     query = ask.query
     tenant, role = query.get("tenant", "").strip(), query.get("role", "").strip()
     names = await _namespaces(ask, tenant)
-    kept = await asyncio.gather(*(ask.maybe(f"/admin/v2/namespaces/{_path(ask, name)}")
+    kept = await asyncio.gather(*(ask.maybe(f"/admin/v2/namespaces/{namespace_path(name)}")
                                   for name in (names or ())[:_NAMESPACES]))
     grants = [row for name, one in zip(names or (), kept, strict=False) if one is not None
               for row in grants_of(name, one) if not role or role.lower() in row["role"].lower()]
@@ -41,24 +42,19 @@ async def access(ask: Asking) -> Values:
             "making": _MAKING, "commands": ["geminga admin namespaces permissions TENANT/NAMESPACE", _MAKING]}
 
 
-def _path(ask: Asking, namespace: str) -> str:
-    tenant, _, own = namespace.partition("/")
-    return f"{ask.quoted(tenant)}/{ask.quoted(own)}"
-
-
 async def _namespaces(ask: Asking, tenant: str) -> list[str] | None:
     """Return the namespaces whose grants are shown: of one tenant, or of all; None if the role may not list them."""
     tenants = [tenant] if tenant else await ask.maybe("/admin/v2/tenants")
     if tenants is None:
         return None
-    found: list[str] = []
-    for one in sorted(tenants):
-        if (names := await ask.maybe(f"/admin/v2/namespaces/{ask.quoted(one)}")) is None and tenant:
+    namespaces: list[str] = []
+    for name in sorted(tenants):
+        if (names := await ask.maybe(f"/admin/v2/namespaces/{ask.quoted(name)}")) is None and tenant:
             return None
-        found += sorted(names or ())
-        if len(found) > _NAMESPACES:
+        namespaces += sorted(names or ())
+        if len(namespaces) > _NAMESPACES:
             break
-    return found
+    return namespaces
 
 
 async def _question(ask: Asking) -> Values | None:
@@ -66,13 +62,13 @@ async def _question(ask: Asking) -> Values | None:
     role, topic = ask.query.get("who", "").strip(), ask.query.get("topic", "").strip()
     if not role or not topic:
         return None
-    name = topic if "://" in topic else f"persistent://{topic if topic.count('/') == 2 else f'public/default/{topic}'}"
-    path = f"/ops/v1/can-i/{topic_path(name)}"
     try:
-        answer = await ask.get(path, role=role, action=ask.query.get("action", ACTIONS[0]),
+        name = topic_named(topic)
+        answer = await ask.get(f"/ops/v1/can-i/{topic_path(name)}", role=role,
+                               action=ask.query.get("action", ACTIONS[0]),
                                subscription=ask.query.get("subscription", "").strip() or None)
-    except Refused as refused:
-        return {"problem": refused.text}
+    except (QuestionRefused, Wrong) as error:
+        return {"problem": str(error)}
     return {"problem": "", "topic": name, **answer, "could_grant": _texts(answer.get("could_grant"))}
 
 

@@ -9,10 +9,10 @@ pages = Pages()
 async def configuration(ask: Asking) -> Values:
     rows = (await ask.get("/ops/v1/configuration"))["rows"]
     match, only = ask.query.get("match", "").strip(), ask.query.get("only", "")
-    found = [row for row in rows if _has(row, match.lower()) and (only != "set" or row["is_set"])
+    matching = [row for row in rows if _has(row, match.lower()) and (only != "set" or row["is_set"])
              and (only != "run" or row["setting"])]
-    found.sort(key=lambda row: (not row["is_set"], row["key"].count("."), row["key"]))      # the changed ones first
-    return {"rows": found, "total": len(rows), "match": match, "only": only,
+    matching.sort(key=lambda row: (not row["is_set"], row["key"].count("."), row["key"]))      # the changed ones first
+    return {"rows": matching, "total": len(rows), "match": match, "only": only,
             "changed": sum(row["is_set"] for row in rows),
             "commands": ["geminga config show", "geminga admin brokers get-all-dynamic-config", "geminga reload"]}
 

@@ -1,9 +1,9 @@
 """The audit log, and the newest lines of the log."""
 import asyncio
 import time
-from datetime import UTC, datetime
 
 from geminga.storage.runtime.log_codes import CODES
+from geminga.supervisor.admin.requests.audit_reading import time_ms_of
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.page import Pages, Values
@@ -25,18 +25,11 @@ async def audit(ask: Asking) -> Values:
     told = await ask.get("/ops/v1/audit", limit=_LINES, role=query["role"] or None, match=query["match"] or None,
                          since=since, at=query["at"] or None)
     for row in told["rows"]:
-        row["time_ms"] = _ms(row.get("time", ""))
+        row["time_ms"] = time_ms_of(row)
     kept = {name: value for name, value in ask.query.items() if value and name != "at"}
     return {"rows": told["rows"], "more": kept | {"at": told["at"]} if told["more"] else None, "asked": query,
             "spans": list(SPANS), "first": kept if query["at"] else None,
             "commands": [f"tail -n {_LINES} DATA_DIR/audit.log"]}
-
-
-def _ms(text: str) -> int:
-    try:
-        return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1_000)
-    except (TypeError, ValueError):
-        return 0
 
 
 @pages.at("/console/log", "log.html", every_s=2)

@@ -2,7 +2,7 @@
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.supervisor.console import rendering
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.page import Pages, Values
 from geminga.supervisor.console.payloads import words
 
@@ -42,6 +42,6 @@ async def _reading(ask: Asking, topic: str) -> int:
     """Return the status with which a topic's messages can be read: 404 if there is no such topic."""
     try:
         await ask.get(f"/ops/v1/messages/{rendering.topic_path(topic)}", limit=1, payload=0)
-    except Refused as refused:
+    except QuestionRefused as refused:
         return refused.status
     return 200

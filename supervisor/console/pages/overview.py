@@ -53,7 +53,7 @@ async def _slowest(ask: Asking) -> list[dict[str, Any]]:
 def _busy(ask: Asking, status: Values) -> dict[str, float]:
     """Return the part of a core that each process used since this page's last update, {} at the first one."""
     now = time.monotonic()
-    spent = {one["process"]: (one["pid"], one["cpu_seconds"]) for one in status["processes"]}
+    spent = {process["process"]: (process["pid"], process["cpu_seconds"]) for process in status["processes"]}
     before, ask.memory["spent"] = ask.memory.get("spent"), (now, spent)
     if before is None:
         return {}
@@ -77,7 +77,7 @@ async def news(request: web.Request) -> web.Response:
     if status is None:
         return web.Response(text="", content_type="text/html")
     values = {"since": since, **_of_processes(status, since), **_of_changes(audit, since),
-              "alarms": [one for one in status["alarms"] if one["since_ms"] > since],
+              "alarms": [alarm for alarm in status["alarms"] if alarm["since_ms"] > since],
               "night": status["night"] if status["night"] and status["night"]["ended_ms"] > since else None,
               "backup": backup if backup and backup["ended_ms"] > since else None,
               "topics": status["topics"]["total"] - topics if topics is not None else 0}
@@ -87,8 +87,8 @@ async def news(request: web.Request) -> web.Response:
 def _of_processes(status: Values, since: int) -> dict[str, Any]:
     """Return whether the broker itself was started, and the processes that were started again without it."""
     now = rendering.now_ms()
-    began = {one["process"]: now - 1_000 * one["uptime_seconds"] for one in status["processes"]
-             if one["uptime_seconds"]}
+    began = {process["process"]: now - 1_000 * process["uptime_seconds"] for process in status["processes"]
+             if process["uptime_seconds"]}
     started = began.get("supervisor", 0)
     if started > since + _SOON_MS:
         return {"started_ms": started, "restarted": []}

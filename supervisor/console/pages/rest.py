@@ -17,10 +17,10 @@ async def rest(ask: Asking) -> Values:
     every = [_row(method, path, methods[method]) for path, methods in (await ask.get(PATH))["paths"].items()
              for method in sorted(methods, key=_VERBS.index)]
     words = match.lower().split()
-    found = [row for row in every if row["subject"] == subject or (words
+    matching = [row for row in every if row["subject"] == subject or (words
              and all(word in f"{row['method']} {row['path']} {row['summary']}".lower() for word in words))]
     return {"match": match, "subject": subject, "subjects": sorted(Counter(row["subject"] for row in every).items()),
-            "found": len(found) if words or subject else len(every), "rows": found[:_SHOWN], "address": PATH,
+            "found": len(matching) if words or subject else len(every), "rows": matching[:_SHOWN], "address": PATH,
             "commands": []}
 
 

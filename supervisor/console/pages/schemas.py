@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from geminga.proto.names import without_partition
 from geminga.supervisor.console.actions.schema_actions import pretty
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.page import PATH, Pages, Values
 from geminga.supervisor.console.pages.topic import schemas_of
 from geminga.supervisor.wording import human
@@ -27,8 +27,8 @@ async def schemas(ask: Asking) -> Values:
     base = without_partition(ask.topic)
     versions = await schemas_of(ask, base)
     if versions is None:
-        raise Refused(403, "This role may not see the topic's schemas")
-    by_number = {one["version"]: one for one in versions}
+        raise QuestionRefused(403, "This role may not see the topic's schemas")
+    by_number = {version["version"]: version for version in versions}
     last = list(zip([None, *versions], versions, strict=False))[-_VERSIONS:]
     shown = [one | {"definition": pretty(one["data"]), "lines": _compared(before, one) if before else None}
              for before, one in reversed(last)]

@@ -3,11 +3,13 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from geminga.proto.names import parse
 from geminga.supervisor.console import payloads
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.page import PATH, Pages, Values
 from geminga.supervisor.console.rendering import topic_path
 from geminga.supervisor.wording import sentences
+from geminga.supervisor.wording.sentences import Cause, Standstill
 
 pages = Pages()
 _ROWS = 20                   # messages of a page
@@ -28,13 +30,13 @@ async def subscription(ask: Asking) -> Values:
     messages = None if is_update else await _messages(ask, chosen, name)
     return {
         "topic": ask.topic, "name": name, "why": why, "lead": told[0].partition("): ")[2] or told[0],
-        "lines": [line.strip() for line in told[1:]], "kind": next((one["type"] for one in why), "None"),
-        "backlog": sum(one["messages"].get("backlog", one["backlog"]) for one in why),
-        "parked": sum(cause["cause"] == "parked" for one in why for cause in one["causes"]),
-        "consumers": _consumers(why), "draining": list(_draining(why)), "maps": list(_maps(cursor)),
+        "lines": [line.strip() for line in told[1:]], "kind": next((part["type"] for part in why), "None"),
+        "backlog": sentences.backlog_of(why),
+        "parked": sum(cause["cause"] == "parked" for part in why for cause in part["causes"]),
+        "consumers": sentences.holders_of(why), "draining": list(_draining(why)), "maps": list(_maps(cursor)),
         "states": cursor["states"] if cursor else [], "counts": _counts(cursor), "parts": parts, "chosen": chosen,
         "has_maps_left": bool(cursor) and cursor["partition_count"] > len(cursor["partitions"]),
-        "dead": await _dead(ask, name), "messages": messages, "width": WIDTH,
+        "dead": await _dead(ask, name), "cleared": await _cleared(ask, name), "messages": messages, "width": WIDTH,
         "number": ask.query.get("number", ""), "commands": [
             f"geminga why {payloads.words(ask.topic, name)}",
             f"geminga admin topics peek-messages {payloads.words(ask.topic)} -s {payloads.words(name)} -n {_ROWS}"]}
@@ -43,17 +45,17 @@ async def subscription(ask: Asking) -> Values:
 async def _cursor(ask: Asking, path: str) -> Any:
     try:
         return await ask.maybe(f"/ops/v1/cursor/{path}", segments=_SEGMENTS)
-    except Refused:
+    except QuestionRefused:
         return None      # a non-persistent topic has no ledgers
 
 
 def _maps(cursor: Any) -> Iterator[dict[str, Any]]:
     """Yield the drawing of each partition: columns of rectangles, and the borders of ledgers."""
-    for one in cursor["partitions"] if cursor else ():
-        entries = max(1, one["entries"])
-        scale, size = WIDTH / max(1, len(one["segments"])), 1_000
+    for partition in cursor["partitions"] if cursor else ():
+        entries = max(1, partition["entries"])
+        scale, size = WIDTH / max(1, len(partition["segments"])), 1_000
         boxes: list[tuple[str, float, float, int, int]] = []      # state, x, width, y, height
-        for number, counts in enumerate(one["segments"]):
+        for number, counts in enumerate(partition["segments"]):
             y, total = 0, max(1, sum(counts))
             for state, count in zip(cursor["states"], counts, strict=True):
                 height = count * size // total
@@ -65,33 +67,20 @@ def _maps(cursor: Any) -> Iterator[dict[str, Any]]:
                 else:
                     boxes.append((state, number * scale, scale, y, max(1, height)))
                 y += height
-        yield one | {"boxes": boxes, "borders": [(ledger, WIDTH * before / entries)
-                                                 for ledger, before, _ in one["ledgers"] if before]}
+        yield partition | {"boxes": boxes, "borders": [(ledger, WIDTH * before / entries)
+                                                 for ledger, before, _ in partition["ledgers"] if before]}
 
 
 def _counts(cursor: Any) -> dict[str, int]:
     """Return the entries in each state, of all partitions together."""
     parts = cursor["partitions"] if cursor else []
-    return {state: sum(one["counts"][state] for one in parts) for state in (cursor["states"] if cursor else ())}
+    return {state: sum(part["counts"][state] for part in parts) for state in (cursor["states"] if cursor else ())}
 
 
-def _consumers(why: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the consumers, those of all partitions as one, with the most unacknowledged messages first."""
-    merged: dict[tuple[str, str], dict[str, Any]] = {}
-    for holder in (holder for one in why for holder in one["consumers"]):
-        known = merged.setdefault((holder["name"], holder["address"]), holder | {"messages": 0, "permits": 0})
-        known["messages"] += holder["messages"]
-        known["permits"] += holder["permits"]
-        known["is_active"] |= holder["is_active"]
-        for name in ("acknowledged_ms", "consumed_ms"):
-            known[name] = max(known[name], holder[name])
-    return sorted(merged.values(), key=lambda holder: -holder["messages"])
-
-
-def _draining(why: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _draining(why: list[Standstill]) -> Iterator[Cause]:
     """Yield the keys that wait until their former consumer has acknowledged."""
-    for one in why:
-        yield from (cause | {"topic": one["topic"]} for cause in one["causes"] if cause["cause"] == "draining key")
+    for part in why:
+        yield from (cause | {"topic": part["topic"]} for cause in part["causes"] if cause["cause"] == "draining key")
 
 
 async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
@@ -99,11 +88,21 @@ async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
     topic = f"{ask.topic}-{name}-DLQ"
     try:
         table = await ask.maybe(f"/ops/v1/topics/{topic_path(topic)}")
-    except Refused:
+    except QuestionRefused:
         return None
     rows = table["rows"] if table is not None else []
     return {"topic": topic, "backlog": sum(row["backlog"] or 0 for row in rows),
             "storage_bytes": sum(row["storage_bytes"] or 0 for row in rows)} if rows else None
+
+
+async def _cleared(ask: Asking, name: str) -> list[dict[str, Any]]:
+    """Return the subscription's cleared backlogs, the last one first; [] if the role may not take them back."""
+    topic, place = parse(ask.topic).base, "/ops/v1/deleted/" + parse(ask.topic).namespace
+    try:
+        kept = await ask.maybe(place)
+    except QuestionRefused:
+        return []
+    return [one for one in reversed(kept or []) if (one["topic"], one["subscription"]) == (str(topic), name)]
 
 
 async def _messages(ask: Asking, topic: str, name: str) -> dict[str, Any] | None:
@@ -114,7 +113,7 @@ async def _messages(ask: Asking, topic: str, name: str) -> dict[str, Any] | None
         answer = await ask.maybe(
             f"/ops/v1/messages/{topic_path(topic)}/{ask.quoted(name)}", limit=_ROWS, payload=payloads.PAYLOAD_BYTES,
             skip=skipped or None, **{"from": ask.query.get("from") or None})
-    except Refused as refused:
+    except QuestionRefused as refused:
         return {"rows": [], "problem": refused.text, "next": None} if ask.query.get("from") or number else None
     if answer is None:
         return None

@@ -5,14 +5,15 @@ those in sight again and again. Sorting and choosing is the work of REST.
 """
 import shlex
 from typing import NamedTuple
-from urllib.parse import unquote, urlencode
+from urllib.parse import unquote
 
 from aiohttp import web
 from multidict import MultiMapping
 
 from geminga.proto.names import without_partition
 from geminga.supervisor.console import rendering
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
+from geminga.supervisor.console.ordering import order_of
 from geminga.supervisor.console.page import Pages, Values
 
 pages = Pages()
@@ -76,35 +77,34 @@ async def _page(ask: Asking, table: Table) -> Values:
     tenants = await ask.maybe("/admin/v2/tenants")
     namespaces = await ask.maybe(f"/admin/v2/namespaces/{ask.quoted(tenant)}") if tenant else []
     chosen = {name: ask.query.get(name, "") for name in ("tenant", "namespace", *table.filters)}
-    addresses = {column.key: _sort_address(told, column.key, ask.query) for column in table.columns}
-    return {"table": told, "addresses": addresses, "chosen": chosen, "tenants": tenants,
+    return {"table": told, "addresses": told["order"].addresses, "chosen": chosen, "tenants": tenants,
             "commands": [_command(table, told, ask.query)],
             "namespaces": None if namespaces is None else [name.partition("/")[2] for name in namespaces]}
 
 
 async def _window(ask: Asking, table: Table, offset: str) -> Values:
     """Return a window of a table: its rows, their number, and the order.  `problem` says why there are none."""
-    sort, is_reverse = ask.query.get("sort", table.sort), ask.query.get("reverse") == "true"
-    told = {"name": table.name, "columns": table.columns, "sort": sort, "is_reverse": is_reverse, "window": WINDOW,
-            "rows": [], "total": 0, "not_loaded": 0, "offset": 0, "problem": "", "owners_missing": [], "found": "",
-            "is_ascending": (sort in table.is_ascending) != is_reverse}
+    order = order_of(ask.query, tuple(column.key for column in table.columns), table.sort, table.is_ascending)
+    window = {"name": table.name, "columns": table.columns, "sort": order.sort, "is_reverse": order.is_reverse,
+            "order": order, "window": WINDOW, "rows": [], "total": 0, "not_loaded": 0, "offset": 0, "problem": "",
+            "owners_missing": [], "found": "", "is_ascending": "ascending" in order.directions.values()}
     within, query = _scope(ask.query, table)
     try:
-        answer = await ask.get(f"/ops/v1/{table.name}{within}", sort=sort, reverse=is_reverse or None, limit=WINDOW,
-                               offset=offset if offset != "0" else None, **query)
-    except Refused as refused:      # without the right to see everything, a namespace has to be chosen
-        return told | {"problem": refused.text, "is_refused": refused.status in (401, 403)}
+        answer = await ask.get(f"/ops/v1/{table.name}{within}", limit=WINDOW,
+                               offset=offset if offset != "0" else None, **order.query, **query)
+    except QuestionRefused as refused:      # without the right to see everything, a namespace has to be chosen
+        return window | {"problem": refused.text, "is_refused": refused.status in (401, 403)}
     for row in answer["rows"]:
         row["base"] = without_partition(row["topic"])
-    return told | answer | {"offset": int(offset), "found": _found(table, answer)}
+    return window | answer | {"offset": int(offset), "found": _found(table, answer)}
 
 
 def _found(table: Table, answer: Values) -> str:
     """Return the sentence that says how many rows there are."""
-    told = rendering.counted(f"{table.name}.found", answer["total"])
+    sentence = rendering.counted(f"{table.name}.found", answer["total"])
     if answer["not_loaded"]:
-        told += ", " + rendering.counted(f"{table.name}.found_not_loaded", answer["not_loaded"])
-    return told
+        sentence += ", " + rendering.counted(f"{table.name}.found_not_loaded", answer["not_loaded"])
+    return sentence
 
 
 def _scope(query: MultiMapping[str], table: Table) -> tuple[str, dict[str, str]]:
@@ -151,10 +151,3 @@ def _command(table: Table, told: Values, query: MultiMapping[str]) -> str:
         pattern = f"{place or '*/*'}/{pattern}" if pattern else place
     words = ["geminga", table.name, *([pattern] if pattern else []), "--sort", str(told["sort"]).replace("_", "-")]
     return shlex.join(words + ["--reverse"] * told["is_reverse"])
-
-
-def _sort_address(table: Values, key: str, query: MultiMapping[str]) -> str:
-    """Return the address of the page with the table sorted by a column; once more turns the order."""
-    is_reverse = table["sort"] == key and not table["is_reverse"]
-    kept = {name: value for name, value in query.items() if name not in ("sort", "reverse") and value}
-    return "?" + urlencode(kept | {"sort": key} | ({"reverse": "true"} if is_reverse else {}))

@@ -7,6 +7,7 @@ from geminga.storage.catalogue.policy_declaration import NAMESPACE
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.page import Pages, Values
 from geminga.supervisor.console.pages import policy_rows
+from geminga.supervisor.console.rendering import namespace_path
 
 pages = Pages()
 _SHOWN = 100                 # tenants, or namespaces, of which a page shows details
@@ -17,7 +18,7 @@ _LEFT_OUT = "auth_policies", "bundles", "latency_stats_sample_rate", "properties
 @pages.at("/console/tenants", "tenants.html")
 async def tenants(ask: Asking) -> Values:
     names, match = await ask.get("/admin/v2/tenants"), ask.query.get("match", "").strip()
-    found = [name for name in sorted(names) if match.lower() in name.lower()]
+    matching = [name for name in sorted(names) if match.lower() in name.lower()]
 
     async def row(name: str) -> Values:
         path = ask.quoted(name)
@@ -25,8 +26,8 @@ async def tenants(ask: Asking) -> Values:
                                                  ask.maybe(f"/admin/v2/namespaces/{path}"))
         return {"tenant": name, "roles": (about or {}).get("adminRoles", []), "namespaces": len(namespaces or ())}
 
-    rows = await asyncio.gather(*map(row, found[:_SHOWN]))
-    return {"rows": rows, "found": len(found), "total": len(names), "match": match,
+    rows = await asyncio.gather(*map(row, matching[:_SHOWN]))
+    return {"rows": rows, "found": len(matching), "total": len(names), "match": match,
             "commands": ["geminga admin tenants list"]}
 
 
@@ -35,24 +36,24 @@ async def tenant(ask: Asking) -> Values:
     name = ask.part("tenant")
     path, match = ask.quoted(name), ask.query.get("match", "").strip()
     about, names = await asyncio.gather(ask.get(f"/admin/v2/tenants/{path}"), ask.get(f"/admin/v2/namespaces/{path}"))
-    found = [one for one in sorted(names) if match.lower() in one.partition("/")[2].lower()]
+    matching = [one for one in sorted(names) if match.lower() in one.partition("/")[2].lower()]
 
     async def row(namespace: str) -> Values:
-        place = f"{path}/{ask.quoted(namespace.partition('/')[2])}"
+        place = namespace_path(namespace)
         topics, kept = await asyncio.gather(ask.maybe(f"/admin/v2/namespaces/{place}/topics", mode="ALL"),
                                             ask.maybe(f"/admin/v2/namespaces/{place}"))
         return {"namespace": namespace.partition("/")[2], "topics": None if topics is None else len(topics),
                 "policies": policies_of(kept or {}), "grants": grants_of(namespace, kept or {})}
 
-    rows = await asyncio.gather(*map(row, found[:_SHOWN]))
-    return {"tenant": name, "about": about, "rows": rows, "found": len(found), "total": len(names), "match": match,
+    rows = await asyncio.gather(*map(row, matching[:_SHOWN]))
+    return {"tenant": name, "about": about, "rows": rows, "found": len(matching), "total": len(names), "match": match,
             "commands": [f"geminga admin tenants get {name}", f"geminga admin namespaces list {name}"]}
 
 
 @pages.at("/console/namespaces/{tenant:[^/]+}/{namespace:[^/]+}", "namespace.html", every_s=5)
 async def namespace(ask: Asking) -> Values:
     tenant, own = ask.part("tenant"), ask.part("namespace")
-    place, name = f"{ask.quoted(tenant)}/{ask.quoted(own)}", f"{tenant}/{own}"
+    place, name = namespace_path(f"{tenant}/{own}"), f"{tenant}/{own}"
     kept, topics, table, subscriptions, policies = await asyncio.gather(
         ask.maybe(f"/admin/v2/namespaces/{place}"),
         ask.maybe(f"/admin/v2/namespaces/{place}/topics", mode="ALL"),

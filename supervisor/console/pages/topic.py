@@ -12,6 +12,7 @@ from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.bars import bars_of
 from geminga.supervisor.console.page import PATH, Pages, Values
 from geminga.supervisor.console.pages.policy_rows import policies_of
+from geminga.supervisor.console.pages.schedules import rows_of
 from geminga.supervisor.console.rendering import topic_path
 from geminga.supervisor.wording import human
 
@@ -31,9 +32,10 @@ async def topic(ask: Asking) -> Values:
     found = await ask.get(f"/admin/v2/{path}/partitions")
     count, is_kept = found["partitions"], ask.topic.startswith("persistent:")
     is_small = count <= _PARTS
-    stats, partitions, delayed, schemas, policies, compaction, ledgers = await asyncio.gather(
+    stats, partitions, delayed, schedules, schemas, policies, compaction, ledgers = await asyncio.gather(
         _stats(ask, count), _partitions(ask, count),
         _slowly(ask, "delayed", lambda: _delayed(ask)) if is_kept and is_small else _nothing(),
+        _slowly(ask, "schedules", lambda: ask.maybe(f"/ops/v1/schedules/{topic_path(base)}")),
         _slowly(ask, "schemas", lambda: schemas_of(ask, base)),
         _slowly(ask, "policies", lambda: policies_of(ask, base)),
         ask.maybe(f"/admin/v2/{path}/compaction") if is_kept and not count else _nothing(),
@@ -43,9 +45,9 @@ async def topic(ask: Asking) -> Values:
             "stats": stats, "sample": _sample(stats, partitions), "partitions": partitions,
             "producers": _producers(stats), "consumers": _consumers(stats),
             "definition": pretty(schemas[-1]["data"]) if schemas else "",
-            "delayed": delayed, "schemas": schemas, "policies": policies, "compaction": compaction,
-            "ledgers": ledgers, "rows_max": _ROWS, "partitions_max": _PARTITIONS, "parts_max": _PARTS,
-            "summed_max": _SUMMED,
+            "delayed": delayed, "schedules": rows_of(schedules or []), "schemas": schemas, "policies": policies,
+            "compaction": compaction, "ledgers": ledgers, "rows_max": _ROWS, "partitions_max": _PARTITIONS,
+            "parts_max": _PARTS, "summed_max": _SUMMED,
             "commands": _commands(ask.topic, count)}
 
 
@@ -95,14 +97,14 @@ async def _partitions(ask: Asking, count: int) -> Values | None:
 def _sample(stats: Row | None, partitions: Values | None) -> Row:
     """Return a point of the page's curves."""
     if stats is not None:
-        told = {"messages_in": stats["msgRateIn"], "messages_out": stats["msgRateOut"],
+        figures = {"messages_in": stats["msgRateIn"], "messages_out": stats["msgRateOut"],
                 "bytes_in": stats["msgThroughputIn"], "bytes_out": stats["msgThroughputOut"],
                 "backlog": max((one["msgBacklog"] for one in stats["subscriptions"].values()), default=0)}
     else:
         sums = partitions["sums"] if partitions is not None else {}
-        told = {"messages_in": sums["rate_in"], "messages_out": sums["rate_out"], "bytes_in": sums["throughput_in"],
+        figures = {"messages_in": sums["rate_in"], "messages_out": sums["rate_out"], "bytes_in": sums["throughput_in"],
                 "bytes_out": sums["throughput_out"], "backlog": sums["backlog"]}
-    return {"at": time.time_ns() // 1_000_000, **{name: round(value, 1) for name, value in told.items()}}
+    return {"at": time.time_ns() // 1_000_000, **{name: round(value, 1) for name, value in figures.items()}}
 
 
 def _parts(stats: Row | None) -> list[Row]:
@@ -112,7 +114,7 @@ def _parts(stats: Row | None) -> list[Row]:
 
 def _producers(stats: Row | None) -> list[Row]:
     """Return rows of the producers, each once with the sums over all partitions."""
-    rows = (one for part in _parts(stats) for one in part["publishers"])
+    rows = (publisher for part in _parts(stats) for publisher in part["publishers"])
     return _joined(rows, ("producerName", "address"), ("msgRateIn",))
 
 
@@ -152,11 +154,11 @@ async def _ledgers(ask: Asking, count: int) -> Values | None:
 
 
 def _of_part(name: str, part: Row) -> list[Row]:
-    marks = [tuple(map(int, one["markDeletePosition"].split(":"))) for one in part["cursors"].values()]
-    return [{"topic": name, "ledger": one["ledgerId"], "entries": one["entries"], "bytes": one["size"],
-             "is_open": one is part["ledgers"][-1] and part["state"] != "Terminated",
-             "needed": sum(mark < (one["ledgerId"], one["entries"] - 1) for mark in marks)}
-            for one in part["ledgers"]]
+    marks = [tuple(map(int, cursor["markDeletePosition"].split(":"))) for cursor in part["cursors"].values()]
+    return [{"topic": name, "ledger": ledger["ledgerId"], "entries": ledger["entries"], "bytes": ledger["size"],
+             "is_open": ledger is part["ledgers"][-1] and part["state"] != "Terminated",
+             "needed": sum(mark < (ledger["ledgerId"], ledger["entries"] - 1) for mark in marks)}
+            for ledger in part["ledgers"]]
 
 
 async def _delayed(ask: Asking) -> Values | None:

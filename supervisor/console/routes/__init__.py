@@ -5,6 +5,7 @@
     live.py         updates of an open page, as server-sent events
     tail.py         the newest messages of a topic, as server-sent events
     sign_in.py      begin and end of a session
+    own_url.py      the address at which browsers reach the console
 
 Imports: the rest of the console, `admin/` and what is below it.  Start with `console.py`.
 """

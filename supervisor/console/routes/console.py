@@ -1,5 +1,4 @@
 """The console's routes: pages, their updates, files, and errors as pages."""
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -7,7 +6,7 @@ from urllib.parse import quote
 from aiohttp import web
 from yarl import URL
 
-from geminga.proto.responses import SERVER_VERSION
+from geminga.proto.responses import VERSION
 from geminga.supervisor.admin.app import errors_as_json
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, is_page
 from geminga.supervisor.admin.requests.authorization import refusal
@@ -15,7 +14,7 @@ from geminga.supervisor.admin.requests.origins import comes_from_a_browser, is_s
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.admin.requests.sessions import SESSION
 from geminga.supervisor.console import rendering, static_files
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.history import HISTORY, History
 from geminga.supervisor.console.page import Page
 from geminga.supervisor.console.pages import (
@@ -29,16 +28,17 @@ from geminga.supervisor.console.pages import (
     nights,
     overview,
     rest,
+    schedules,
     schemas,
     subscription,
     tables,
     tenants,
     topic,
 )
-from geminga.supervisor.console.routes import dialogs, live, sign_in, tail
+from geminga.supervisor.console.routes import dialogs, issuer_sign_in, live, sign_in, tail
 
-PARTS = (overview, tables, topic, schemas, delayed, subscription, messages, clients, tenants, access, logs, nights,
-         configuration, documents, rest)
+PARTS = (overview, tables, topic, schemas, delayed, schedules, subscription, messages, clients, tenants, access, logs,
+         nights, configuration, documents, rest)
 _PAGES = web.AppKey("pages", dict[str, Page])      # by the path of their route
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEADERS = {
@@ -47,10 +47,7 @@ _HEADERS = {
     "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin"}
 _LOOKS = "GET", "HEAD", "OPTIONS"
-# A path of this site.  Browsers drop tabs and line breaks and read \\ as /, and two slashes begin another site's name.
-_OWN_PATH = re.compile(r"/(?!/)[^\x00-\x20\x7f-\x9f\\]*")
 _CALLS_MAX = 12              # requests of a page that it names: one that sums up asks for many alike
-_VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 
 
 def install(app: web.Application) -> None:
@@ -72,6 +69,8 @@ def install(app: web.Application) -> None:
     app.add_routes(dialogs.routes)
     app.add_routes(tail.routes)
     app.add_routes(sign_in.routes)
+    app.add_routes(issuer_sign_in.routes)
+    issuer_sign_in.install(app)
     app.add_routes(static_files.routes)
 
 
@@ -89,7 +88,7 @@ async def errors_as_pages(request: web.Request, handler: Handler) -> web.StreamR
         raise web.HTTPNotFound(text="There is nothing under this path")
     try:
         answer = await handler(request)
-    except (web.HTTPException, Refused) as error:
+    except (web.HTTPException, QuestionRefused) as error:
         if request.method not in _LOOKS or request.path.startswith(("/console/live", static_files.PREFIX)):
             raise _as_http(error) from None
         answer = await _error(request, error)
@@ -105,7 +104,7 @@ def _refuse_changes(request: web.Request, is_read_only: bool) -> None:
         raise web.HTTPForbidden(text="Browsers may change nothing here: read_only of [console] is set")
 
 
-def _as_http(error: web.HTTPException | Refused) -> web.HTTPException:
+def _as_http(error: web.HTTPException | QuestionRefused) -> web.HTTPException:
     if isinstance(error, web.HTTPException):
         return error
     kinds = {kind.status_code: kind for kind in (
@@ -114,7 +113,7 @@ def _as_http(error: web.HTTPException | Refused) -> web.HTTPException:
     return kinds.get(error.status, web.HTTPInternalServerError)(text=error.text)
 
 
-async def _error(request: web.Request, error: web.HTTPException | Refused) -> web.StreamResponse:
+async def _error(request: web.Request, error: web.HTTPException | QuestionRefused) -> web.StreamResponse:
     """Return the page of an error.  A browser that has to sign in is sent there, and comes back afterwards."""
     text = error.text or getattr(error, "reason", "") or ""
     if error.status == web.HTTPUnauthorized.status_code and IDENTITY not in request:
@@ -132,7 +131,7 @@ async def _common(request: web.Request) -> dict[str, Any]:
         "role": identity.role if identity is not None else "",
         "has_session": session is not None, "secret": session.secret if session is not None else "",
         "asks_who": authenticator.is_on, "read_only": request.app[TOPICS].config.console.read_only,
-        "cluster": request.app[TOPICS].config.cluster_name, "version": _VERSION,
+        "cluster": request.app[TOPICS].config.cluster_name, "version": VERSION,
         "navigation": await _navigation(request)}
 
 
@@ -175,11 +174,10 @@ async def updates(request: web.Request) -> web.StreamResponse:
 
 async def show_sign_in(request: web.Request) -> web.Response:
     """Answer with the page on which somebody signs in."""
-    next_ = request.query.get("next", "/")
-    if not _OWN_PATH.fullmatch(next_):
-        next_ = "/"
+    next_ = issuer_sign_in.own_path(request.query.get("next", "/"))
     authenticator = request.app[AUTHENTICATOR]
     methods = [method for method in sign_in.METHODS if authenticator.asks_for(method)]
     values = await _common(request) | {
-        "next": next_, "methods": methods, "calls": [], "commands": [], "navigation": []}
+        "next": next_, "methods": methods, "issuers": issuer_sign_in.choices(request, next_),
+        "calls": [], "commands": [], "navigation": []}
     return web.Response(text=rendering.page("sign_in.html", values), content_type="text/html")

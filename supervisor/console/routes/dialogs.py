@@ -20,7 +20,7 @@ from geminga.supervisor.console.actions import (
     topic_actions,
 )
 from geminga.supervisor.console.actions.action import Action, Plan, Values, Wrong
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 
 PARTS = (topic_actions, subscription_actions, message_actions, policy_actions, schema_actions, delayed_actions,
          client_actions, tenant_actions, access_actions, broker_actions)
@@ -44,7 +44,7 @@ async def dialog(request: web.Request) -> web.Response:
         problem = await _problem(request, plan)
     except Wrong as wrong:
         problem = str(wrong)
-    except Refused as refused:
+    except QuestionRefused as refused:
         problem = refused.text
     told: dict[str, Any] = {"action": action, "values": values, "plan": plan, "problem": problem}
     return web.Response(text=rendering.page("dialog.html", told), content_type="text/html")

@@ -17,7 +17,7 @@ from aiohttp import web
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
 from geminga.supervisor.console import rendering
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.history import HISTORY, Steps
 from geminga.supervisor.console.page import Page
 
@@ -75,7 +75,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
             asking.calls.clear()      # only a page that is loaded names them
             try:
                 parts = rendering.live_parts(page.template, common | await page.load(asking))
-            except Refused as refused:
+            except QuestionRefused as refused:
                 if refused.status != web.HTTPServiceUnavailable.status_code:
                     await answer.write(event("ended", {}))
                     return

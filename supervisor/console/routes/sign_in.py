@@ -7,6 +7,7 @@ from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, SIGN_IN
 from geminga.supervisor.admin.requests.request_parts import body_of
 from geminga.supervisor.admin.requests.sessions import COOKIE, SESSIONS, TooLong
+from geminga.supervisor.console.routes.own_url import is_secure
 from geminga.workers.identity.credentials import Credentials
 
 routes = web.RouteTableDef()
@@ -33,7 +34,7 @@ async def begin(request: web.Request) -> web.Response:
     answer = web.json_response({"role": identity.role})
     # Lax: a link from elsewhere opens a page in the session; changes from elsewhere have no cookie.
     answer.set_cookie(COOKIE, value, max_age=sessions.seconds, httponly=True, samesite="Lax",
-                      secure=request.secure, path="/")
+                      secure=is_secure(request), path="/")
     return answer
 
 
@@ -51,5 +52,5 @@ def _credentials(body: Any) -> Credentials:
 async def end(request: web.Request) -> web.Response:
     """End the session of this browser."""
     answer = web.json_response({})
-    answer.del_cookie(COOKIE, path="/", samesite="Lax", httponly=True, secure=request.secure)
+    answer.del_cookie(COOKIE, path="/", samesite="Lax", httponly=True, secure=is_secure(request))
     return answer

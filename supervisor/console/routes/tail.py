@@ -14,7 +14,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.payloads import PAYLOAD_BYTES, partition_names
 from geminga.supervisor.console.rendering import text, topic_path
 from geminga.supervisor.console.routes import live
@@ -43,7 +43,7 @@ async def _run(request: web.Request, answer: web.StreamResponse) -> None:
         following = await _Following.of(ask)
         while request.transport is not None and not request.transport.is_closing():
             if not await live.holds(request):
-                raise Refused(web.HTTPUnauthorized.status_code, text("messages.session_over"))
+                raise QuestionRefused(web.HTTPUnauthorized.status_code, text("messages.session_over"))
             if news := await following.step():
                 await answer.write(live.event("rows", news))
                 told = time.monotonic()
@@ -51,7 +51,7 @@ async def _run(request: web.Request, answer: web.StreamResponse) -> None:
                 await answer.write(b":\n\n")
                 told = time.monotonic()
             await asyncio.sleep(_STEP_SECONDS)
-    except Refused as refused:
+    except QuestionRefused as refused:
         await answer.write(live.event("ended", {"reason": refused.text}))
 
 
@@ -70,18 +70,19 @@ class _Following:
 
     @classmethod
     async def of(cls, ask: Asking) -> "_Following":
-        """Begin with the topic in the address.  Raises Refused."""
+        """Begin with the topic in the address.  Raises QuestionRefused."""
         try:
             topic = str(names.parse(ask.query.get("topic", "").strip()))
         except Refusal as refusal:
-            raise Refused(web.HTTPBadRequest.status_code, refusal.message) from None
+            raise QuestionRefused(web.HTTPBadRequest.status_code, refusal.message) from None
         count = (await ask.get(f"/admin/v2/{topic_path(topic)}/partitions"))["partitions"]
         if count > _PARTITIONS_MAX:
-            raise Refused(web.HTTPBadRequest.status_code, text("messages.too_many_partitions", number=_PARTITIONS_MAX))
+            raise QuestionRefused(web.HTTPBadRequest.status_code,
+                                  text("messages.too_many_partitions", number=_PARTITIONS_MAX))
         return cls(ask, partition_names(topic, count))
 
     async def step(self) -> dict[str, Any] | None:
-        """Return what is new in all partitions, None if nothing is.  Raises Refused."""
+        """Return what is new in all partitions, None if nothing is.  Raises QuestionRefused."""
         self._ask.calls.clear()
         is_first = None in self._seen.values()
         rows: list[dict[str, Any]] = []
@@ -102,7 +103,7 @@ class _Following:
         try:
             page = await self._ask.get(f"/ops/v1/messages/{topic_path(topic)}", order="latest", limit=limit,
                                        payload=PAYLOAD_BYTES, **self._chosen, **begin)
-        except Refused as refused:
+        except QuestionRefused as refused:
             if refused.status != web.HTTPServiceUnavailable.status_code:
                 raise
             return [], 0      # its owner is being started again

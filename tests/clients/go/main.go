@@ -5,7 +5,7 @@
 // With -keyvalues put it publishes lines {"key": .., "value": ..} of its input instead, with -keyvalues get it prints those of
 // a compacted topic. With -delays it publishes the delayed messages of its input to some KIND=TOPIC and prints what comes when,
 // with -retries N it asks for each of them again later, N times.  With -to TOPIC it moves messages there in transactions.
-// With -types it publishes one message with a field of each type.
+// With -types it publishes one message with a field of each type.  With -oauth2 it signs in, by parameters as JSON.
 //
 // Exit status 0 and a line with "ok" when every message arrived once, unchanged, with its metadata, in the order of its
 // partition, and when nothing came again after all was acknowledged.
@@ -14,6 +14,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -35,6 +36,7 @@ var compressions = map[string]pulsar.CompressionType{
 type options struct {
 	url, topic, compression  string
 	keyValues                string
+	oauth2                   string
 	typed                    bool
 	messages, size           int
 	batching, chunking, keys bool
@@ -51,6 +53,7 @@ func parse() options {
 	flag.StringVar(&o.topic, "topic", "", "topic, plain or partitioned; nobody else may use it")
 	flag.StringVar(&o.compression, "compression", "none", "none, lz4, zlib, zstd or snappy")
 	flag.StringVar(&o.keyValues, "keyvalues", "", "put or get")
+	flag.StringVar(&o.oauth2, "oauth2", "", "parameters of OAuth 2, a JSON object of texts")
 	flag.BoolVar(&o.typed, "types", false, "publish one message with a field of each type")
 	flag.BoolVar(&o.delayed, "delays", false, "topics are KIND=TOPIC,...")
 	flag.UintVar(&o.retried, "retries", 0, "topics are KIND=TOPIC,...; deliveries before the dead letter topic")
@@ -190,9 +193,17 @@ func run(o options) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), o.deadline)
 	defer cancel()
+	var who pulsar.Authentication
+	if o.oauth2 != "" {
+		var parameters map[string]string
+		if err := json.Unmarshal([]byte(o.oauth2), &parameters); err != nil {
+			return err
+		}
+		who = pulsar.NewAuthenticationOAuth2(parameters)
+	}
 	quiet := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	client, err := pulsar.NewClient(pulsar.ClientOptions{
-		URL: o.url, Logger: log.NewLoggerWithSlog(quiet), EnableTransaction: o.to != "",
+		URL: o.url, Authentication: who, Logger: log.NewLoggerWithSlog(quiet), EnableTransaction: o.to != "",
 	})
 	if err != nil {
 		return err

@@ -3,7 +3,7 @@
 These functions do not change once the archive of a version was made with them. Content that later versions add goes
 into further functions, fill_2, fill_3 and so on.
 """
-from geminga.proto import envelope, sends
+from geminga.proto import envelope, layout_changes, names, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
@@ -51,7 +51,7 @@ def check(rig):
     counts.
     """
     assert [int(payload) for _, payload in rig.everything("many")[:-1]] == list(range(120))
-    assert set(rig.owner.partition(rig.topic("many")).subscriptions) == {
+    assert set(rig.owner.topics.find(rig.topic("many")).subscriptions) == {
         (name, True) for name in ("shared", "in-order", "untouched")
     }
     shared = rig.consumer("many", "shared", subType=SubType.Shared)
@@ -65,7 +65,7 @@ def check(rig):
     in_order = rig.consumer("many", "in-order")
     assert rig.receive(in_order)[0][1] == b"60"
     assert [payload for _, payload in rig.receive(rig.consumer("late", "sub"))] == [b"%d" % n for n in range(20)]
-    assert rig.owner.partition(rig.topic("ended")).is_terminated
+    assert rig.owner.topics.find(rig.topic("ended")).is_terminated
     [position] = rig.publish(rig.producer("late"), b"new")
     assert position > rig.everything("late")[0][0]
 
@@ -74,7 +74,7 @@ def check(rig):
 
 def set_policy(rig, topic, name, value):
     rig.owner.catalogue.policies.set(f"persistent://public/default/{topic}", name, value)
-    rig.owner.commit()
+    rig.owner.durability.commit_and_sync()
     rig.asked("policies", None, scope=f"persistent://public/default/{topic}")
 
 
@@ -90,8 +90,8 @@ def fill_2(rig):
         1,
         2,
         Message(3, highest=7),
-        Message(9, b"first", chunk=0, chunks=3),
-        Message(9, b"second", chunk=1, chunks=3),
+        Message(9, b"first", chunk=0, chunks=3, more={"publish_time": 1}),
+        Message(9, b"second", chunk=1, chunks=3, more={"publish_time": 1}),
     )
     rig.consumer("short", "sub")
     short = rig.producer("short")
@@ -113,7 +113,7 @@ def fill_2(rig):
 
 def check_2(rig):
     once = rig.producer("once", producer_name="p")
-    # A first chunk is known again by its bytes, and those in the archive were published at 1 ms.
+    # A first chunk is known again by its bytes, and those in the archives were published at 1 ms.
     first = Message(9, b"first", chunk=0, chunks=3, more={"publish_time": 1})
     assert send(rig, once, 2, Message(5, highest=7), first) == [True, True, True]
     assert send(rig, once, Message(9, b"third", chunk=2, chunks=3), 9, 10) == [False, True, False]
@@ -212,3 +212,41 @@ def check_4(rig):
     assert [payload for _, payload in rig.everything("exact")] == [*first, b"in 2", b"behind"]
     left = rig.receive(rig.consumer("exact", "sub", subType=SubType.Shared))
     assert [payload for _, payload in left] == [b"in 1", b"in 2", b"behind"]
+
+
+# -- since format 3 of the folder
+
+SCALABLE = names.parse("topic://public/default/scalable")
+
+
+def fill_5(rig):
+    """Write the content of format 3: a scalable topic of two segments with messages, of which some are acknowledged.
+
+    One of the segments is about to split.
+    """
+    catalogue = rig.owner.catalogue
+    catalogue.scalable_topics.create(SCALABLE, 2, {"team": "a"})
+    catalogue.commit()
+    first, second = map(str, catalogue.topics.parts(SCALABLE))
+    consumer = rig.consumer(first, "sub")
+    position, _ = rig.publish(rig.producer(first), b"1", b"2")
+    rig.publish(rig.producer(second), b"3")
+    rig.run(rig.flow(consumer, 10))
+    rig.run(rig.acks(consumer, position, request_id=1))
+    layout = catalogue.scalable_topics.layout(SCALABLE)
+    catalogue.scalable_topics.begin_change(SCALABLE, layout_changes.split(SCALABLE, layout, 1, 7))
+    catalogue.commit()
+
+
+def check_5(rig):
+    catalogue = rig.owner.catalogue
+    change = catalogue.scalable_topics.change_of(SCALABLE)
+    assert [child.topic.rpartition("/")[2] for child in change.children] == ["8000-bfff-2", "c000-ffff-3"]
+    assert (change.operation, change.parents, change.began_ms) == (layout_changes.SPLIT, (1,), 7)
+    layout = catalogue.scalable_topics.layout(SCALABLE)
+    first, second = [segment.topic for segment in layout.segments]
+    assert (layout.epoch, layout.next_number, first) == (0, 2, "segment://public/default/scalable/0000-7fff-0")
+    assert catalogue.properties.of(str(SCALABLE)) == {"team": "a"}
+    assert [payload for _, payload in rig.everything(first)] == [b"1", b"2"]
+    assert [payload for _, payload in rig.everything(second)] == [b"3"]
+    assert [payload for _, payload in rig.receive(rig.consumer(first, "sub"))] == [b"2"]

@@ -4,6 +4,7 @@ formats left them when it was killed.
     pytest tests/storage/formats/make.py      makes the two archives of the current versions, unless they exist
 
 Each archive is made once, by the program that wrote its version, and kept. test_formats.py reads all of them.
+When the version of the catalogue rises, that of the folder is kept as catalogue-N.tar.xz, and made anew.
 """
 
 import shutil
@@ -16,7 +17,7 @@ from geminga.storage import format
 from geminga.storage.disk import data_folder
 
 from ..rig import Rig
-from .content import OPTIONS, fill, fill_2, fill_3, fill_4
+from .content import OPTIONS, fill, fill_2, fill_3, fill_4, fill_5
 
 FOLDER = Path(__file__).parent
 
@@ -32,6 +33,7 @@ def test_make(tmp_path, name):
     fill_2(rig)
     fill_3(rig)
     fill_4(rig)
+    fill_5(rig)
     shutil.copytree(rig.data_dir, tmp_path / "copy")      # as a SIGKILL leaves it
     rig.close()
     with tarfile.open(target, "w:xz") as archive:

@@ -16,7 +16,7 @@ from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.jobs import confirmed, reading
-from geminga.storage.jobs.compacting import compaction, continuation, key_files, nightly, part_writer
+from geminga.storage.jobs.compacting import compaction, continuation, nightly, part_writer
 from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 
@@ -441,7 +441,7 @@ def test_a_view_with_masks_is_of_a_version_that_older_programs_refuse(tmp_path, 
     assert b'"version":2,' in path.read_bytes()
     view_files.mask_path(path.parent, 11).unlink()
     assert "11.mask" in topic.view().missing()
-    assert isinstance(topic.view(), CompactedLedgers) and key_files.size_read(
+    assert isinstance(topic.view(), CompactedLedgers) and compaction.size_read(
         topic.view(), keeps_keyless=False, by_event_time=True, grows=False) == topic.view().manifest.size
     assert confirmed.current_view(topic.data_dir, topic.partition_id) == 2
     assert adopt_here(topic.data_dir) is not None
@@ -465,7 +465,7 @@ class Killed(BaseException):
     """Error: the process ends here."""
 
 
-CALLS = (os, "link"), (part_writer, "write_synced"), (part_writer.PartWriter, "finish"), \
+CALLS = (os, "link"), (part_writer, "write_anew"), (part_writer.PartWriter, "finish"), \
     (compacted_ledgers, "finish"), (Path, "rename"), (os, "fsync"), (shutil, "rmtree")
 
 

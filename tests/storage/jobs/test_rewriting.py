@@ -7,7 +7,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminga.proto import compression
+from geminga.proto import batch_parts, compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.jobs.compacting import rewriting
 
@@ -99,15 +99,15 @@ def test_words_have_a_bit_for_each_message_that_is_there():
 @pytest.mark.parametrize("codec", CODECS[1:], ids=api.CompressionType.Name)
 def test_a_payload_that_is_not_compressed_as_it_says_is_told(codec):
     entry = batch_of([({}, b"abcdefgh" * 10)] * 3, codec)
-    with pytest.raises(rewriting.Unreadable, match="payload"):
+    with pytest.raises(batch_parts.Unreadable, match="payload"):
         cut_one(entry[:-9], np.ones(3, bool))
 
 
 def test_a_batch_that_has_fewer_messages_than_it_says_is_told():
     for damaged in (batch_of([({}, b"a")] * 3)[:-1], batch_of([({}, b"a")] * 3)[:-20]):
-        with pytest.raises(rewriting.Unreadable):
+        with pytest.raises(batch_parts.Unreadable):
             cut_one(damaged, np.ones(3, bool))
-    with pytest.raises(rewriting.Unreadable):
+    with pytest.raises(batch_parts.Unreadable):
         cut_one(batch_of([({}, b"a")] * 3), np.ones(4, bool))
 
 
@@ -124,7 +124,7 @@ def test_many_are_cut_as_one_by_one(some):
     for entry, mask in zip(entries, masks, strict=True):
         try:
             expected.append(cut_one(entry, mask))
-        except rewriting.Unreadable as error:
+        except batch_parts.Unreadable as error:
             expected.append(str(error))
     results = rewriting.cut(entries, masks)
     assert [str(result) if isinstance(result, Exception) else result for result in results] == expected
@@ -147,5 +147,5 @@ def test_a_size_before_compression_is_right_where_there_is_no_compression():
 
 def test_a_message_of_negative_size_is_none():
     one = api.SingleMessageMetadata(payload_size=-5).SerializeToString()
-    with pytest.raises(rewriting.Unreadable):
-        rewriting.boundaries(struct.pack(">I", len(one)) + one, 1)
+    with pytest.raises(batch_parts.Unreadable):
+        batch_parts.boundaries(struct.pack(">I", len(one)) + one, 1)

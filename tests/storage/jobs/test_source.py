@@ -20,7 +20,7 @@ from geminga.storage import format
 from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import one_by_one
 
-from ...harness import HANG_MS, eventually, partitioned_topic, request, unique_topic
+from ...harness import HANG_MS, LOAD_PAUSE_SECONDS, eventually, partitioned_topic, request, unique_topic
 from ..files import flip
 from .topics import Message, Topic, batch, sealed
 
@@ -190,12 +190,14 @@ def test_a_registered_schema_gives_typed_columns(load, client, schema):
         producer.close()
     plain = client.create_producer(name)
     plain.send(b"not what it should be")
+    plain.send(schema(Order).encode(Order(customer="c", amount=1, pieces=2)))      # as Go's client sends it alone
     plain.close()
     frame = load(topic=name, typed="true", columns="message_index,value")
     assert frame.schema["value"].dataType.simpleString() == "struct<customer:string,amount:bigint,pieces:int>"
     found = frame.select("message_index", "value.*").orderBy("message_index").collect()
     assert [tuple(row)[1:] for row in found] == [
-        *((f"c{number}", number << 40, pieces) for pieces in (None, 3) for number in range(3)), (None,) * 3]
+        *((f"c{number}", number << 40, pieces) for pieces in (None, 3) for number in range(3)), (None,) * 3,
+        ("c", 1, 2)]
     keeper.close()
 
 
@@ -230,8 +232,9 @@ def test_topics_are_read_while_they_are_written_and_deleted(load, own, client):
     producer, is_over = client.create_producer(name, batching_enabled=False), threading.Event()
 
     def publish():
-        while not is_over.is_set():
-            producer.send_async(b"x" * 100, None)
+        while not is_over.wait(LOAD_PAUSE_SECONDS):
+            for _ in range(10):
+                producer.send_async(b"x" * 100, None)
 
     publishing = threading.Thread(target=publish)
     publishing.start()

@@ -185,14 +185,13 @@ def main(folder: Path) -> None:
     for name, (_, _, expected) in STEPS.items():
         place = folder / "warehouse/public/default" / name
         check(f"{name} by pyiceberg", column_of(rows_of(place)), expected)
-        if (rows := rows_by_spark(session, place)) is None:
-            missing.add("Spark")
-        else:
-            check(f"{name} by Spark", column_of(rows), expected)
-        if (rows := rows_by_duckdb(place)) is None:
-            missing.add("DuckDB")
-        else:
-            check(f"{name} by DuckDB", column_of(rows), expected)
+        for reader, read in (("Spark", partial(rows_by_spark, session)), ("DuckDB", rows_by_duckdb)):
+            if reader in missing:
+                continue
+            if (rows := read(place)) is None:
+                missing.add(reader)
+            else:
+                check(f"{name} by {reader}", column_of(rows), expected)
         check(f"{name}, columns", [one.name for one in newest_of(place).schema().columns][-1], "x")
 
     for one in sorted(missing):

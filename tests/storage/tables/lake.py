@@ -12,7 +12,7 @@ from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import exports
 from geminga.storage.tables.commits import MESSAGES, REJECTED, ParquetTable, folder_of
-from geminga.storage.tables.places import LocalPlace
+from geminga.storage.tables.table_folders import LocalFolder
 
 from ..jobs.topics import Topic
 
@@ -29,7 +29,7 @@ class Lake:
         self.data_dir, self.target = folder / "data", folder / "tables"
         self.data_dir.mkdir(exist_ok=True)
         self.broker, self.told = "us", []
-        self.place = LocalPlace(self.target)
+        self.place = LocalFolder(self.target)
         self.by_topic = {}
         with self._catalogue() as kept:
             for partition_id, text in kept.partitions.all():

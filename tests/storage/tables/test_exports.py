@@ -15,7 +15,7 @@ from geminga.storage.jobs import apart
 from geminga.storage.jobs.compacting.engines import LocalEngine
 from geminga.storage.tables import exports, writing
 from geminga.storage.tables.commits import COMPACTED, MESSAGES
-from geminga.storage.tables.places import LocalPlace
+from geminga.storage.tables.table_folders import LocalFolder
 
 from ..files import flip
 from ..jobs.topics import CODECS, NOW_MS, Message, batch, metadata_of, sealed, single
@@ -65,7 +65,7 @@ class Killed(BaseException):
     """The end of a process, which no handler sees."""
 
 
-class MortalPlace(LocalPlace):
+class MortalPlace(LocalFolder):
     """A place whose process is killed at the n-th of its operations, before it or behind it."""
 
     def __init__(self, folder, after=10 ** 9):
@@ -76,7 +76,7 @@ class MortalPlace(LocalPlace):
         self.left -= 1
         if self.left == 0:
             raise Killed
-        result = getattr(LocalPlace, operation)(self, *arguments)
+        result = getattr(LocalFolder, operation)(self, *arguments)
         self.left -= 1
         if self.left == 0:
             raise Killed
@@ -118,7 +118,7 @@ def test_a_table_has_each_message_once(tmp_path_factory, actions, data):
             except Killed:
                 continue
             finally:
-                lake.place = LocalPlace(lake.target)
+                lake.place = LocalFolder(lake.target)
             assert raw_rows(lake) == published(topic)
     lake.export()
     assert raw_rows(lake) == published(topic) and not lake.rejected()
@@ -156,7 +156,7 @@ def test_a_table_follows_its_schema_with_each_message_once(tmp_path_factory, ste
             lake.place = MortalPlace(lake.target, data.draw(st.integers(1, 12)) if step == "killed" else 10 ** 9)
             with contextlib.suppress(Killed):
                 lake.export()
-            lake.place = LocalPlace(lake.target)
+            lake.place = LocalFolder(lake.target)
     lake.export()
     names = ["id", *(one["name"] for one in fields[3:])]
 
@@ -188,7 +188,7 @@ def test_an_export_killed_at_each_operation_is_finished_by_the_next(tmp_path, mo
             is_killed = False
         except Killed:
             is_killed = True
-        lake.place = LocalPlace(lake.target)
+        lake.place = LocalFolder(lake.target)
         lake.export()
         assert sorted(row["id"] for row in lake.rows()) == sorted(
             10 * round_ + at for round_ in range(exports._MERGE_MIN) for at in range(2))
@@ -407,7 +407,7 @@ def test_a_wider_column_over_kills_has_each_row_once(tmp_path, monkeypatch):
             with contextlib.suppress(Killed):
                 lake.export()
                 is_killed = False
-        lake.place = LocalPlace(lake.target)
+        lake.place = LocalFolder(lake.target)
         lake.export()
         assert sorted(row["x"] for row in lake.rows()) == [0, 1, 2]
         assert {str(pq.read_schema(path).field("x").type) for path in lake.target.rglob("day=*/*.parquet")} == {"int64"}
@@ -439,11 +439,13 @@ def test_late_messages_rewrite_no_file(lake):
     """A message with a publish time of an earlier day is in a file of its own there."""
     [topic] = lake.topic()
     topic.publish(Message("k", b"1"))
-    lake.export()
+    [report] = lake.export()
+    assert (report["outcome"], report["error"]) == ("exported", "")
     before = {path: path.stat().st_mtime_ns for path in lake.target.rglob("*.parquet")}
     topic.publish(Message("k", b"2"), publish_time=NOW_MS - DAY_MS)
     topic.publish(Message("k", b"3"))
-    lake.export()
+    [report] = lake.export()
+    assert (report["outcome"], report["error"]) == ("exported", "")
     after = {path: path.stat().st_mtime_ns for path in lake.target.rglob("*.parquet")}
     assert before.items() <= after.items() and len(after) == 3
     assert sorted(row["_payload"] for row in lake.rows()) == [b"1", b"2", b"3"]
@@ -519,13 +521,13 @@ def test_a_table_of_another_broker_is_left_alone(lake):
 def test_a_plan_disturbs_no_export_that_is_under_way(lake, monkeypatch):
     [topic] = lake.topic()
     topic.publish(Message("k", b"1"))
-    create = LocalPlace.create
+    create = LocalFolder.create
 
     def planned_meanwhile(place, path, data):
         lake.plan()
         create(place, path, data)
         lake.plan()
-    monkeypatch.setattr(LocalPlace, "create", planned_meanwhile)
+    monkeypatch.setattr(LocalFolder, "create", planned_meanwhile)
     [report] = lake.export()
     assert report["outcome"] == "exported" and raw_rows(lake) == published(topic)
 

@@ -1,0 +1,134 @@
+"""Compaction over segments of a scalable topic: of a key the newest message is left, whichever segment has it."""
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from geminga.storage.jobs.compacting import engines, nightly
+from geminga.storage.jobs.compacting.nightly import COMPACTED, FAILED, NOTHING_NEW, Target
+
+from .topics import Message, Topic, adopt_here
+
+LATER = {1: (2, 3, 4), 2: (4,), 3: (4,), 4: ()}      # a segment was split, and its halves were merged
+KEYS = st.sampled_from("abcd")
+# A key of the upper half of the hashes goes to segment 3.
+PLACES = {1: (1, 1), 2: (2, 3), 3: (4, 4)}
+
+
+class Family:
+    """Four segments, and the newest message of each key over all of them."""
+
+    def __init__(self, folder: Path):
+        self.data_dir = folder
+        self.segments = {number: Topic(folder, number, first_ledger=number * 1_000) for number in LATER}
+        self.last: dict[str, Message] = {}
+
+    def publish(self, generation: int, key: str, text: str) -> None:
+        """Publish a message to the segment that takes the key then; an empty text deletes the key."""
+        message = Message(key, text.encode())
+        self.segments[PLACES[generation][key > "b"]].publish(message)
+        self.last[key] = message
+
+    def planned(self) -> list[nightly.Planned]:
+        return nightly.plan(self.data_dir, [
+            Target(number, f"segment://a/b/c/{number}", later=LATER[number]) for number in sorted(LATER)])
+
+    def run(self, adopt=None, **more) -> list[str]:
+        """Compact all segments as a night does, and return their outcomes."""
+        night = nightly.run(self.data_dir, self.planned(), adopt or adopt_here(self.data_dir), **more)
+        assert not night.error, night
+        return [report.outcome for report in sorted(night.reports, key=lambda one: one.partition_id)]
+
+    def one_by_one(self) -> None:
+        """Compact all segments as it is done on demand."""
+        taken = nightly.Taken()
+        for number in sorted(LATER):
+            target = Target(number, f"segment://a/b/c/{number}", later=LATER[number])
+            nightly.compact(self.data_dir, target, adopt_here(self.data_dir), taken=taken)
+
+    def check(self) -> None:
+        found = [item for segment in self.segments.values() if segment.view() for item in segment.contents().values()]
+        assert sorted(found) == sorted(
+            (key, message.payload) for key, message in self.last.items() if not message.is_tombstone)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(steps=st.lists(st.tuples(KEYS, st.sampled_from(["", "x", "y"]), st.integers(0, 8)), max_size=30),
+       borders=st.tuples(st.integers(0, 30), st.integers(0, 30)))
+@example(steps=[("a", "x", 0), ("a", "", 7), ("b", "x", 8), ("b", "", 7)], borders=(1, 30))
+@example(steps=[("a", "x", 7), ("a", "", 7), ("b", "y", 7)], borders=(1, 2))
+def test_the_newest_message_of_each_key_is_left_over_all_segments(steps, borders):
+    """Also when a tombstone in a child outdates a message of its parent, compacted in one night or one by one."""
+    with tempfile.TemporaryDirectory() as folder:
+        family = Family(Path(folder))
+        for number, (key, text, then) in enumerate(steps):
+            family.publish(1 + sum(number >= border for border in borders), key, text and f"{text}{number}")
+            if then >= 7:
+                family.run() if then == 7 else family.one_by_one()
+                family.check()
+        family.run()
+        family.check()
+
+
+@pytest.fixture
+def family(tmp_path):
+    """A parent that is compacted, of which a child has deleted one key and replaced another."""
+    made = Family(tmp_path)
+    for key in "ab":
+        made.publish(1, key, "old")
+    assert made.run() == [COMPACTED, NOTHING_NEW, NOTHING_NEW, NOTHING_NEW]
+    made.publish(2, "a", "")
+    made.publish(2, "b", "new")
+    return made
+
+
+def test_a_child_waits_for_its_parents(family):
+    """Its tombstone is in no view, so the parent's message would come back."""
+    def adopt(partition_id, topic, number):
+        return "it is refused" if partition_id == 1 else adopt_here(family.data_dir)(partition_id, topic, number)
+
+    assert family.run(adopt)[:2] == ["not adopted", FAILED]
+    assert family.segments[1].contents() == family.segments[1].newest()
+    assert family.segments[2].view() is None
+    assert family.run()[:2] == [COMPACTED, COMPACTED]
+    family.check()
+    assert family.run() == [NOTHING_NEW] * 4
+
+
+def test_a_child_is_compacted_as_far_as_its_parents_have_read_it(family):
+    """What comes in between is for the next night."""
+    def adopt(partition_id, topic, number):
+        if partition_id == 1 and number == 2:
+            family.publish(2, "a", "newest")
+            family.publish(2, "b", "")
+        return adopt_here(family.data_dir)(partition_id, topic, number)
+
+    taken = nightly.Taken()
+    for number in (1, 2):
+        target = Target(number, "s", later=LATER[number])
+        assert nightly.compact(family.data_dir, target, adopt, taken=taken).outcome == COMPACTED
+    assert [value for _, value in family.segments[2].contents().values()] == [b"new"]
+    family.run()
+    family.check()
+
+
+def test_in_a_short_night_no_child_comes_before_its_parent(family):
+    """Otherwise the partitions with the most new bytes come first."""
+    for number in range(50):
+        family.publish(2, "c", f"{number}" * 100)
+    family.segments[2].publish(Message(None, b"without a key"))
+    assert [one.target.partition_id for one in nightly._parents_first(
+        sorted(family.planned(), key=lambda one: -one.size))] == [1, 3, 2, 4]
+    assert family.run(ends=1e18)[:3] == [COMPACTED] * 3
+    family.check()
+
+
+@pytest.mark.spark
+def test_spark_gives_the_same(family, tmp_path, spark):
+    family.publish(3, "b", "")
+    family.publish(3, "c", "c")
+    engine = engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
+    assert family.run(engine=engine) == [COMPACTED] * 2 + [NOTHING_NEW, COMPACTED]
+    family.check()
