@@ -47,6 +47,7 @@ POLL_SECONDS, POLL_MAX_SECONDS = 0.01, 0.1      # between the first two question
 HANG_SECONDS = 180         # what takes a few seconds hangs when it takes longer, however busy the machine is
 HANG_MS = HANG_SECONDS * 1_000
 PORTS = range(20_000, 32_000)      # below those that Linux gives to outgoing connections
+_given_ports: set[int] = set()
 # Between two messages of a load that goes on until it is stopped.  At full speed it takes the processor from what the
 # test waits for, and from all tests beside it.
 LOAD_PAUSE_SECONDS = 0.005
@@ -124,11 +125,16 @@ def request(method: str, url: str, body: bytes | None = None, **fields: str) -> 
 
 
 def free_port() -> int:
-    """Return a port that nothing uses now, and no outgoing connection later, while its broker is stopped."""
+    """Return a port that nothing uses now, no outgoing connection later while its broker is stopped, and that no
+    other call of this process returned.
+    """
     while True:
         port = random.SystemRandom().choice(PORTS)
+        if port in _given_ports:
+            continue
         with contextlib.suppress(OSError), socket.socket() as one:
             one.bind(("127.0.0.1", port))
+            _given_ports.add(port)
             return port
 
 

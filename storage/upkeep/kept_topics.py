@@ -81,8 +81,8 @@ class KeptTopicsUpkeep(Watcher):
         """Mark what is over, and the longest deleted one while the disk is full.  Raises StorageFull."""
         waiting = [one for one in self._kept if not one.is_given_up]
         over = [one for one in waiting if one.until_ms <= now_ms and self._is_mine(one.topic)]
-        if not over and self._space.is_full and len(waiting) == len(self._kept) \
-                and self._is_mine(waiting[0].topic):
+        is_freeing = len(waiting) < len(self._kept)
+        if not over and waiting and self._space.is_full and not is_freeing and self._is_mine(waiting[0].topic):
             over = waiting[:1]
             one = over[0]
             what = f": the backlog of {one.subscription}, which was cleared," if one.subscription else \

@@ -1,4 +1,5 @@
 """A filter says of each message what SQL-92 says of a row, and the same of one message, of arrays and of batches."""
+import contextlib
 import sqlite3
 import struct
 import time
@@ -56,15 +57,15 @@ values = st.fixed_dictionaries({}, optional={
 @example("NOT (s1 = 'a')", [{}])
 @example("n1 <> 1 OR n1 = 1", [{}])
 def test_a_filter_means_what_the_same_text_means_in_sql(text, rows):
-    database = sqlite3.connect(":memory:")
-    database.execute("PRAGMA case_sensitive_like = ON")
-    database.execute('CREATE TABLE messages (s1 TEXT, s2 TEXT, n1 NUMERIC, n2 NUMERIC, "key" TEXT)')
     expression, found, expected = compile_filter(text), [], []
-    for row in rows:
-        database.execute("DELETE FROM messages")
-        database.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?)", [row.get(name) for name in NAMES])
-        expected.append(bool(database.execute(f"SELECT count(*) FROM messages WHERE {text}").fetchone()[0]))
-        found.append(expression.matches({Name(name, name == "key"): value for name, value in row.items()}))
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("PRAGMA case_sensitive_like = ON")
+        database.execute('CREATE TABLE messages (s1 TEXT, s2 TEXT, n1 NUMERIC, n2 NUMERIC, "key" TEXT)')
+        for row in rows:
+            database.execute("DELETE FROM messages")
+            database.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?)", [row.get(name) for name in NAMES])
+            expected.append(bool(database.execute(f"SELECT count(*) FROM messages WHERE {text}").fetchone()[0]))
+            found.append(expression.matches({Name(name, name == "key"): value for name, value in row.items()}))
     assert found == expected
 
 
