@@ -232,14 +232,14 @@ class ScalableTopics:
         that they belong to.
         """
         first = f"segment{str(topic).removeprefix('topic')}/"
-        found = self._database.column("SELECT name FROM partitions WHERE name > ? AND name < ? ORDER BY name",
+        stored = self._database.column("SELECT name FROM partitions WHERE name > ? AND name < ? ORDER BY name",
                                       (first, first + "g"))      # hashes are written with digits and a to f
         regular = topic.regular
         if self._topics.partition_count(regular) is None:
-            found += self._database.column(
+            stored += self._database.column(
                 "SELECT name FROM partitions WHERE name = ? OR (name > ? AND name < ?) ORDER BY name",
                 (str(regular), f"{regular}-partition-", f"{regular}-partition."))
-        return [name for name in map(names.parse, found)
+        return [name for name in map(names.parse, stored)
                 if name.base.scalable == topic and self._topics.partition_count(name) is None]
 
     def claims(self, name: TopicName) -> bool:

@@ -109,11 +109,11 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
 
 def _former_partitions(db: sqlite3.Connection) -> set[str]:
     """Return the partitions that are segments of topics which were made scalable, also of those being deleted."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for text, in db.execute("SELECT segments FROM layouts"):
         with contextlib.suppress(ValueError, TypeError, IndexError):      # a damaged row: its checksum says so
-            found.update(row[-1] for row in json.loads(text))
-    return found
+            ids.update(row[-1] for row in json.loads(text))
+    return ids
 
 
 def _check_log(path: Path) -> Iterator[Finding]:

@@ -75,13 +75,13 @@ class Admission:
             return worker, rows, data
         if not self._questions and self._are_open(rows, is_in):
             return worker, _with_transactions(rows.copy()), data
-        found = [(producer, mine, transaction, self._verdict(producer, transaction, answered))
+        judged = [(producer, mine, transaction, self._verdict(producer, transaction, answered))
                  for producer, mine, transaction in self._by_transaction(rows, is_in)]
-        for producer, _, transaction, verdict in found:
+        for producer, _, transaction, verdict in judged:
             if verdict == _ASKED:
                 self._ask(producer.partition, transaction)
         is_left = ~self._hold_back(worker, rows, data)
-        for producer, mine, transaction, verdict in found:
+        for producer, mine, transaction, verdict in judged:
             if producer.partition not in self._questions and verdict in (_DROPPED, _REFUSED):
                 is_left[mine] = False
                 if verdict == _DROPPED:

@@ -290,8 +290,8 @@ class Coordinator(Watcher):
             raise _ending(transaction)
         _check_room(self._waiting)
         self._promise(transaction, {*named.promised(self._topics, wanted)} - transaction.promised)
-        request, found = Request(session, request_id, kind, answer), self._found(transaction, wanted)
-        for used, to in found.items():
+        request, owners = Request(session, request_id, kind, answer), self._found(transaction, wanted)
+        for used, to in owners.items():
             if used not in transaction.added:
                 self._add(transaction, used)
                 if to != self._peers.index:      # else `to` may store what a crash here forgets
@@ -309,11 +309,11 @@ class Coordinator(Watcher):
         A subscription that is not stored, as of a reader, has the id named.NOT_STORED: its partition hears of the end.
         Raises Refusal, StorageFull.
         """
-        found = {}
+        owners = {}
         for used, name, written in named.stored(self._topics, wanted):
-            found[used] = self._owner_of(used[0], name)
+            owners[used] = self._owner_of(used[0], name)
             transaction.written[str(name)] = written
-        return found
+        return owners
 
     def _promise(self, transaction: Transaction, topics: set[bytes]) -> None:
         """Note topics that are not there, or subscriptions of them, as the transaction's, by hashes of their names.

@@ -26,13 +26,13 @@ Message = tuple[int, int, int, int, int]
 def _sections(each: list[Message | bytes]) -> list[tuple[int, Rows | bytes, bytes]]:
     """Return messages and notices as sections of an envelope."""
     rows, notices = [one for one in each if not isinstance(one, bytes)], [one for one in each if isinstance(one, bytes)]
-    found: list[tuple[int, Rows | bytes, bytes]] = []
+    sections: list[tuple[int, Rows | bytes, bytes]] = []
     if rows:
-        found.append((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""))
+        sections.append((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""))
     if notices:
         sizes = envelope.pack(envelope.NOTICES, [(len(one),) for one in notices])
-        found.append((envelope.NOTICES, sizes, b"".join(notices)))
-    return found
+        sections.append((envelope.NOTICES, sizes, b"".join(notices)))
+    return sections
 
 
 def _may_wait(one: Message | bytes, waiting: list[Message | bytes]) -> bool:

@@ -70,7 +70,7 @@ def _sequences(planned: Plan, group: Group, producers: Mapping[int, Producer]) -
     """Return the new and longer runs of sequence ids in transactions once the group is stored."""
     assert planned.transactions is not None and planned.stored is not None, planned
     partition = group.partition
-    found: SequenceIds = {}
+    latest: SequenceIds = {}
     rows = planned.stored[group.first:group.first + group.count]
     columns = (rows[name].tolist()
                for name in ("producer", "sequence_id", "highest_sequence_id", "messages", "flags"))
@@ -86,14 +86,14 @@ def _sequences(planned: Plan, group: Group, producers: Mapping[int, Producer]) -
         if transaction:
             known = _known(partition, transaction, producer)
             begin = runs.get((transaction, producer), next(reversed(known), None))
-            so_far = None if begin is None else found.get((transaction, producer, begin), known.get(begin))
+            so_far = None if begin is None else latest.get((transaction, producer, begin), known.get(begin))
             # Nothing lies above a run that ends with the highest id, so it goes on even if some ids are passed over.
             if begin is None or so_far != highest_ids[producer] or not so_far <= first <= end < begin + _RUN_MAX:
                 begin = first
-            found[transaction, producer, begin] = max(end, begin)
+            latest[transaction, producer, begin] = max(end, begin)
             runs[transaction, producer] = begin
         highest_ids[producer] = max(highest_ids[producer], end)
-    return found
+    return latest
 
 
 def apply(stored: list[Stored]) -> None:

@@ -219,8 +219,8 @@ def read(data_dir: Path, coordinator: int) -> TransactionTable:
 def wrong_copies(raw: bytes, coordinator: int) -> dict[int, str]:
     """Return {number of a copy, 0 or 1: why it is not whole}."""
     half = len(raw) // 2
-    found = {number: _why_wrong(raw[number * half:(number + 1) * half], coordinator) for number in (0, 1)}
-    return {number: why for number, why in found.items() if why}
+    reasons = {number: _why_wrong(raw[number * half:(number + 1) * half], coordinator) for number in (0, 1)}
+    return {number: why for number, why in reasons.items() if why}
 
 
 def _why_wrong(copy: bytes, coordinator: int) -> str:

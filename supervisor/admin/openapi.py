@@ -122,23 +122,24 @@ def _operation(method: str, path: str, pattern: str, handler: Callable[..., Any]
 
 def _of_path(path: str, pattern: str) -> list[dict[str, Any]]:
     said = dict(_GROUP.findall(pattern))
-    found = []
+    parameters = []
     for name in re.findall(r"\{(\w+)\}", path):
         schema: dict[str, Any] = {"type": "string"}
         if _CHOICES.fullmatch(said.get(name, "")):
             schema["enum"] = said[name].split("|")
         elif said.get(name, ".*") not in _USUAL:
             schema["pattern"] = f"^{said[name]}$"
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
-    return found
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    return parameters
 
 
 def _of_query(reads: Reads, setter: tuple[Policy, Route] | None, elsewhere: ReadElsewhere) -> list[dict[str, Any]]:
     schemas = {name: {"type": "string"} for name in sorted(reads.query)} | elsewhere.query
-    found: list[dict[str, Any]] = [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
     if setter is not None and setter[1].query:
-        found.append({"name": setter[1].query, "in": "query", "schema": _policy_schema(setter[0])})
-    return found
+        parameters.append({"name": setter[1].query, "in": "query", "schema": _policy_schema(setter[0])})
+    return parameters
 
 
 def _policy_schema(policy: Policy) -> dict[str, Any]:
@@ -232,8 +233,8 @@ def _read_at(node: ast.AST, named: set[str]) -> Iterable[str]:
 def _function(inside: FunctionType, node: ast.Name | ast.Attribute) -> FunctionType | None:
     """Return the function that a name, or MODULE.NAME, stands for in a function; None for anything else."""
     if isinstance(node, ast.Name):
-        found = inside.__globals__.get(node.id)
+        called = inside.__globals__.get(node.id)
     else:
         module = inside.__globals__.get(node.value.id) if isinstance(node.value, ast.Name) else None
-        found = getattr(module, node.attr, None) if isinstance(module, ModuleType) else None
-    return found if isinstance(found, FunctionType) else None
+        called = getattr(module, node.attr, None) if isinstance(module, ModuleType) else None
+    return called if isinstance(called, FunctionType) else None

@@ -61,11 +61,11 @@ def pages() -> dict[str, Path]:
     """Return {name: file} of all pages, in the order of their names."""
     is_checkout = (_CHECKOUT / "docs").is_dir()
     root = _CHECKOUT if is_checkout else _INSTALLED
-    found = {"README.md": root / "README.md"}
+    pages = {"README.md": root / "README.md"}
     for name, folder in _FOLDERS.items():
         place = root / (folder if is_checkout else name)
-        found |= {f"{name}/{path.relative_to(place)}": path for path in sorted(place.rglob("*.md"))}
-    return {name: path for name, path in found.items() if path.is_file()}
+        pages |= {f"{name}/{path.relative_to(place)}": path for path in sorted(place.rglob("*.md"))}
+    return {name: path for name, path in pages.items() if path.is_file()}
 
 
 @cache
@@ -179,14 +179,14 @@ def search(text: str) -> list[Found]:
     words = text[:TEXT_MAX].lower().split()[:WORDS_MAX]
     if not words:
         return []
-    found = []
+    matches = []
     for section in _sections():
         heading, whole = section.heading.lower(), f"{section.heading}\n{section.text}".lower()
         if all(word in whole for word in words):
             title = section.title.lower()
-            found.append((-sum((word in heading) + (word in title) for word in words), section))
-    found.sort(key=lambda pair: pair[0])
-    return [_snippet(section, words[0]) for _, section in found[:_FOUND_MAX]]
+            matches.append((-sum((word in heading) + (word in title) for word in words), section))
+    matches.sort(key=lambda pair: pair[0])
+    return [_snippet(section, words[0]) for _, section in matches[:_FOUND_MAX]]
 
 
 def _snippet(section: Section, word: str) -> Found:

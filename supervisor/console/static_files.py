@@ -47,9 +47,9 @@ def address_of(name: str) -> str:
 @routes.get(PREFIX + "{version}/{name}")
 async def file(request: web.Request) -> web.Response:
     """Answer with a file.  One of another version is answered too, but not to be kept: a page may be older."""
-    found = _files().get(request.match_info["name"])
-    if found is None:
+    file = _files().get(request.match_info["name"])
+    if file is None:
         raise web.HTTPNotFound(text="There is nothing under this path")
     is_this = request.match_info["version"] == version()
-    return web.Response(body=found.content, content_type=found.kind, charset="utf-8",
+    return web.Response(body=file.content, content_type=file.kind, charset="utf-8",
                         headers={"Cache-Control": "public, max-age=31536000, immutable" if is_this else "no-store"})

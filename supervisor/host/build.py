@@ -42,10 +42,10 @@ def build() -> Build:
 def parsed(version: str) -> Build:
     """Return the build of a package's version."""
     number, _, rest = version.partition("+")
-    found = re.match(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\.g([0-9a-f]+)(\.changed)?", rest)
-    if found is None:
+    parts = re.match(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\.g([0-9a-f]+)(\.changed)?", rest)
+    if parts is None:
         return Build(number)
-    return Build(number, found[7] + ("+changed" if found[8] else ""), "{}-{}-{}T{}:{}:{}Z".format(*found.groups()[:6]))
+    return Build(number, parts[7] + ("+changed" if parts[8] else ""), "{}-{}-{}T{}:{}:{}Z".format(*parts.groups()[:6]))
 
 
 def of_checkout(checkout: Path) -> str:
@@ -59,12 +59,12 @@ def of_checkout(checkout: Path) -> str:
         line = stamp.read_text() if stamp.exists() else ""
     else:
         line = _git(checkout, "log", "-1", "--abbrev=8", "--format=%ct %h")
-    found = re.fullmatch(r"(\d+) ([0-9a-f]+)", line.strip())
-    if found is None:
+    parts = re.fullmatch(r"(\d+) ([0-9a-f]+)", line.strip())
+    if parts is None:
         return ""
     is_changed = is_clone and _git(checkout, "status", "--porcelain", *_SOURCES)
     changed = f".changed{_digits(time.time())}" if is_changed else ""
-    return f"{_digits(int(found[1]))}.g{found[2][:8]}{changed}"
+    return f"{_digits(int(parts[1]))}.g{parts[2][:8]}{changed}"
 
 
 def _digits(seconds: float) -> str:

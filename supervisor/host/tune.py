@@ -120,10 +120,11 @@ def _set(name: str, value: int) -> str:
 
 def _at_least(root: Path, what: str, name: str, wanted: int, why: str, *, matters: bool) -> HostCheck | None:
     """Check that a sysctl has at least a wanted number; None if the host has no such sysctl."""
-    found = _sysctl(root, name)
-    if found is None:
+    current = _sysctl(root, name)
+    if current is None:
         return None
-    return HostCheck(what, f"{name}={found}", f"{wanted} or more", found >= wanted, matters, why, _set(name, wanted))
+    return HostCheck(what, f"{name}={current}", f"{wanted} or more", current >= wanted, matters, why,
+                     _set(name, wanted))
 
 
 def _descriptors(limits: tuple[int, int]) -> HostCheck:
@@ -224,18 +225,18 @@ def _scheduler(config: Demand, root: Path) -> HostCheck | None:
 
 
 def _overcommit(root: Path) -> HostCheck | None:
-    found = _sysctl(root, "vm.overcommit_memory")
-    if found is None:
+    mode = _sysctl(root, "vm.overcommit_memory")
+    if mode is None:
         return None
-    return HostCheck("overcommit", f"vm.overcommit_memory={found}", "0 or 1", found != 2, True,
+    return HostCheck("overcommit", f"vm.overcommit_memory={mode}", "0 or 1", mode != 2, True,
                      "a forked process counts as if it wrote to all its pages", _set("vm.overcommit_memory", 0))
 
 
 def _swap(root: Path) -> HostCheck | None:
-    found, swap = _sysctl(root, "vm.swappiness"), host.words(root / "proc/swaps")
-    if found is None or len(swap) <= 5:      # only the heading: the host has no swap
+    swappiness, swap = _sysctl(root, "vm.swappiness"), host.words(root / "proc/swaps")
+    if swappiness is None or len(swap) <= 5:      # only the heading: the host has no swap
         return None
-    return HostCheck("swapping", f"vm.swappiness={found}", "10 or less", found <= 10, False,
+    return HostCheck("swapping", f"vm.swappiness={swappiness}", "10 or less", swappiness <= 10, False,
                      "a page that was swapped out costs a message milliseconds", _set("vm.swappiness", 1))
 
 
@@ -253,9 +254,9 @@ def _dirty(root: Path) -> HostCheck | None:
     ratio, size = _sysctl(root, "vm.dirty_background_ratio"), _sysctl(root, "vm.dirty_background_bytes")
     if ratio is None:
         return None
-    found = size or host.memory_total(root) * ratio // 100
-    return HostCheck("dirty pages", f"written back from {found >> 20} MiB on", f"{_DIRTY_BYTES >> 20} MiB or less",
-                     found <= _DIRTY_BYTES, False, "many pages written back at once make syncs of the journal wait",
+    threshold = size or host.memory_total(root) * ratio // 100
+    return HostCheck("dirty pages", f"written back from {threshold >> 20} MiB on", f"{_DIRTY_BYTES >> 20} MiB or less",
+                     threshold <= _DIRTY_BYTES, False, "many pages written back at once make syncs of the journal wait",
                      _set("vm.dirty_background_bytes", _DIRTY_BYTES // 4))
 
 
@@ -265,10 +266,10 @@ def _backlog(root: Path) -> HostCheck | None:
 
 
 def _clock_source(root: Path) -> HostCheck | None:
-    found = host.words(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
-    if not found:
+    sources = host.words(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not sources:
         return None
-    return HostCheck("clock source", found[0], "tsc, or the hypervisor's", found[0] not in _SLOW_CLOCKS, True,
+    return HostCheck("clock source", sources[0], "tsc, or the hypervisor's", sources[0] not in _SLOW_CLOCKS, True,
                      "every pass reads the clock, which costs a microsecond or more each time",
                      "find out why the kernel rejects tsc: journalctl -k | grep -i clocksource")
 

@@ -35,10 +35,10 @@ def wait(links: Iterable["Link"], timeout_s: float) -> int:
     poll = select.poll()      # select.select takes no descriptor above 1,023
     for link in links:
         poll.register(link.socket, select.POLLIN | (select.POLLOUT if link.outbox else 0))
-    found = 0
+    ready = 0
     for _, events in poll.poll(timeout_s * 1_000):
-        found |= events
-    return found
+        ready |= events
+    return ready
 
 
 class Link:
@@ -85,21 +85,21 @@ class Link:
         give_up = CLOCK() + ANSWER_MAX_S
         while CLOCK() < give_up:
             for start in self.receive(1.0):
-                kind, found = wire.command_of(self.inbox, int(start))
+                kind, fields = wire.command_of(self.inbox, int(start))
                 if kind == expected:
-                    return found
+                    return fields
                 self.meet(int(start), what)
         raise BrokerError(f"{what}: no answer in {ANSWER_MAX_S:.0f} s")
 
     def meet(self, start: int, what: str) -> None:
         """Treat a frame that may come at any time: answer a PING, raise a refusal, ignore the rest."""
-        kind, found = wire.command_of(self.inbox, start)
+        kind, fields = wire.command_of(self.inbox, start)
         if kind == wire.PING:
             self.put(wire.pong())
         elif kind == wire.ERROR:
-            raise RequestRefused(f"{what}: {reason_of(found.get(3, b''))}")
+            raise RequestRefused(f"{what}: {reason_of(fields.get(3, b''))}")
         elif kind == wire.SEND_ERROR:
-            raise BrokerError(f"{what}: {reason_of(found.get(4, b''))}")
+            raise BrokerError(f"{what}: {reason_of(fields.get(4, b''))}")
         elif kind in (wire.CLOSE_PRODUCER, wire.CLOSE_CONSUMER):
             ended = "producer" if kind == wire.CLOSE_PRODUCER else "consumer"
             raise BrokerError(f"{what}: the broker closed the {ended}")

@@ -171,7 +171,7 @@ def _found(path: str) -> list[tuple[str, dict[str, str | None]]]:
     """
     if not Path(path).is_dir():
         return [("", {})]
-    found: list[tuple[tuple[str, ...], dict[str, str | None]]] = []
+    paths: list[tuple[tuple[str, ...], dict[str, str | None]]] = []
 
     def refuse(error: OSError) -> None:
         raise BadTable(f"{error.filename}: {error.strerror}")
@@ -181,12 +181,12 @@ def _found(path: str) -> list[tuple[str, dict[str, str | None]]]:
         parts = Path(folder).relative_to(path).parts
         columns = dict(part.split("=", 1) for part in parts if "=" in part)
         values = {unquote(name): None if value == _NO_VALUE else unquote(value) for name, value in columns.items()}
-        found += [((*parts, file), values) for file in files
+        paths += [((*parts, file), values) for file in files
                   if file.endswith(SUFFIXES) and not file.startswith(("_", "."))]
-    if not found:
+    if not paths:
         raise BadTable(f"{path}: the folder has no Parquet file, which is one with a name that ends with "
                        f"{', '.join(SUFFIXES)}")
-    return [("/".join(parts), values) for parts, values in sorted(found, key=lambda one: one[0])]
+    return [("/".join(parts), values) for parts, values in sorted(paths, key=lambda one: one[0])]
 
 
 def _opened(table: str, name: str, folders: dict[str, str | None], first: int) -> tuple[File, pa.Schema]:

@@ -87,11 +87,11 @@ def _schedule(threads: Iterable[Path], policy: int, cores: list[int]) -> None:
 
 def _seconds(threads: Iterable[Path]) -> dict[Path, float]:
     """Return how long each thread has run."""
-    found = {}
+    seconds = {}
     for thread in threads:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found[thread] = int((thread / "schedstat").read_text().split()[0]) / 1e9
-    return found
+            seconds[thread] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return seconds
 
 
 def _wants_core(thread: Path) -> bool:

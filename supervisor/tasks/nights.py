@@ -99,15 +99,15 @@ def _layout_with(catalogue: Catalogue, name: TopicName) -> Layout | None:
 
 def _with_parents(catalogue: Catalogue, wanted: Iterable[tuple[int, TopicName]]) -> list[tuple[int, TopicName]]:
     """Return partitions (id, name), parents of segments before these, with all segments that are before others."""
-    found = dict(wanted)
-    for partition_id, name in list(found.items()):
+    topics = dict(wanted)
+    for partition_id, name in list(topics.items()):
         layout = _layout_with(catalogue, name)
         for segment in layout.segments if layout is not None else ():
             parent = names.parse(segment.topic)
             stored = catalogue.partitions.find(parent)
             if stored is not None and partition_id in _later(catalogue, parent):
-                found[stored[0]] = parent
-    return sorted(found.items())
+                topics[stored[0]] = parent
+    return sorted(topics.items())
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:

@@ -68,10 +68,10 @@ async def _topics(connection: BrokerConnection, place: str) -> list[str]:
     """Return the topics and partitions of a topic or namespace.  Raises NoTopic, Refusal, ClientError."""
     if "://" not in place and place.count("/") == 1:
         names.parse_namespace(place)
-        found = {name for name in await connection.topics(place) if not names.is_system(name)}
+        topics = {name for name in await connection.topics(place) if not names.is_system(name)}
         for scalable in await connection.scalable_topics(place):      # its former partitions are in the other list too
-            found |= {*await segments(connection, names.parse(scalable))}
-        return sorted(found)
+            topics |= {*await segments(connection, names.parse(scalable))}
+        return sorted(topics)
     topic = names.parse(place)
     if topic.is_scalable:
         return await segments(connection, topic)

@@ -46,8 +46,8 @@ async def open_producers(connection: BrokerConnection, sending: Sending, topic: 
 async def _open_segments(connection: BrokerConnection, sending: Sending, topic: TopicName, number: int | None,
                          name: str, schema: api.Schema | None) -> list[Producer]:
     """Create a producer for each segment that takes messages, in the order of their hashes, or for one of them."""
-    found = [one for one in await connection.segments(str(topic)) if one.state == api.ACTIVE]
-    wanted = sorted((one for one in found if number in (None, one.segment_id)), key=lambda one: one.hash_start)
+    segments = [one for one in await connection.segments(str(topic)) if one.state == api.ACTIVE]
+    wanted = sorted((one for one in segments if number in (None, one.segment_id)), key=lambda one: one.hash_start)
     if not wanted:
         raise NoPartition(f"there is no segment {number} of {topic} that takes messages")
     return [await sending.open(str(topic.segment_name(one.segment_id, one.hash_start, one.hash_end)), -1, name, schema)

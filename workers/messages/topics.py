@@ -52,13 +52,13 @@ async def existing(connection: BrokerConnection, text: str) -> list[str]:
 async def segments(connection: BrokerConnection, name: names.TopicName) -> list[str]:
     """Return the names of a scalable topic's segments, in order.  Raises NoTopic, ClientError."""
     try:
-        found = await connection.segments(str(name), may_create=False)
+        segments = await connection.segments(str(name), may_create=False)
     except ClientError as error:
         if error.code != api.TopicNotFound:
             raise
         raise NoTopic(f"there is no topic {name}") from None
     return [one.legacy_topic_name or str(name.segment_name(one.segment_id, one.hash_start, one.hash_end))
-            for one in found]
+            for one in segments]
 
 
 async def matching(connection: BrokerConnection, text: str) -> list[str]:

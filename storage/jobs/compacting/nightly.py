@@ -187,15 +187,15 @@ def _plan(data_dir: Path, target: Target, bound: Position | None = None) -> Plan
 
 def _later(data_dir: Path, target: Target) -> tuple[Later, ...]:
     """Return the new messages of the segments behind one.  Raises CorruptFile, OSError."""
-    found = []
+    postponed = []
     for partition_id in target.later:
         folder = format.partition_folder(data_dir, partition_id)
         held = compacted_ledgers.open_view(folder)
         behind = held.horizon if held else NOWHERE
         up_to = confirmed.committed(data_dir, partition_id, behind=behind).up_to
         _, messages, size = news(folder, partition_id, behind, up_to)
-        found.append(Later(partition_id, behind, up_to, messages, size))
-    return tuple(found)
+        postponed.append(Later(partition_id, behind, up_to, messages, size))
+    return tuple(postponed)
 
 
 def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:

@@ -173,11 +173,11 @@ Holder = TypeVar("Holder", TopicFigures, SubscriptionFigures)
 def _by_name(pairs: Iterable[tuple[Segment, Holder]],
              clients_of: Callable[[Holder], list[Figures]]) -> dict[str, list[tuple[Segment, Figures]]]:
     """Return {name: its figures in each segment} of producers or consumers."""
-    found: dict[str, list[tuple[Segment, Figures]]] = {}
+    segments_of: dict[str, list[tuple[Segment, Figures]]] = {}
     for segment, holder in pairs:
         for client in clients_of(holder):
-            found.setdefault(client.name.removesuffix(f"-seg-{segment.number}"), []).append((segment, client))
-    return found
+            segments_of.setdefault(client.name.removesuffix(f"-seg-{segment.number}"), []).append((segment, client))
+    return segments_of
 
 
 def _producer(name: str, figures: list[ProducerFigures]) -> Json:

@@ -34,13 +34,13 @@ async def rows_of(owners: Owners, catalogue: Catalogue,
     """
     asked = [owners.ask_owner(index, question) for index in range(owners.count)]
     listings = await asyncio.gather(*map(_answered, asked))
-    found = [each for listing in listings if listing is not None for each in listing.transactions]
-    found.sort(key=lambda each: each.opened_ms)
-    topics = {partition_id: name for each in found for partition_id in {*each.added, *each.left}
+    transactions = [each for listing in listings if listing is not None for each in listing.transactions]
+    transactions.sort(key=lambda each: each.opened_ms)
+    topics = {partition_id: name for each in transactions for partition_id in {*each.added, *each.left}
               if (name := catalogue.partitions.name_of(partition_id)) is not None}
-    done = await _done(owners, found, topics)
+    done = await _done(owners, transactions, topics)
     now_ms = time.time_ns() // 1_000_000
-    return ([_row(each, topics, done, now_ms) for each in found],
+    return ([_row(each, topics, done, now_ms) for each in transactions],
             sum(listing.total for listing in listings if listing is not None),
             [index for index, listing in enumerate(listings) if listing is None])
 

@@ -322,10 +322,10 @@ async def ask_usable(
 def usable(answers: Iterable[Answer | Refusal]) -> list[Answer]:
     """Return the answers of `ask_usable` without refusals.  Raises the first Refusal if there are no others."""
     answers = list(answers)
-    found = [one for one in answers if not isinstance(one, Refusal)]
-    if answers and not found:
+    answered = [one for one in answers if not isinstance(one, Refusal)]
+    if answers and not answered:
         raise next(one for one in answers if isinstance(one, Refusal))
-    return found
+    return answered
 
 
 async def ask_holders(request: web.Request, topics: Iterable[TopicName], about: Asking[Answer]) -> list[Answer]:

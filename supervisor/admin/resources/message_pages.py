@@ -136,18 +136,18 @@ def place_of(text: str, name: str) -> tuple[int, int, int]:
 
 def _schemas(request: web.Request, topic: TopicName, page: StoredPage) -> dict[bytes, api.Schema]:
     """Return the schema versions that messages of a page name, as far as the topic has them; b"" is the newest."""
-    found: dict[bytes, api.Schema] = {}
+    schemas: dict[bytes, api.Schema] = {}
     for entry in page.entries:
         try:
             metadata, _ = one_by_one.split(base64.b64decode(entry.data))
         except Damaged:
             continue
         version = metadata.schema_version
-        if (not version or (len(version) == 8 and not version[0] & 0x80)) and version not in found:
+        if (not version or (len(version) == 8 and not version[0] & 0x80)) and version not in schemas:
             kept = registry.find(catalogue_of(request), topic, int.from_bytes(version) if version else None)
             if kept is not None:
-                found[version] = registry.to_wire(kept.definition, "")
-    return found
+                schemas[version] = registry.to_wire(kept.definition, "")
+    return schemas
 
 
 def _rows(topic: str, page: StoredPage, asked: _Asked, schemas: dict[bytes, api.Schema]) -> bytes:
@@ -210,10 +210,10 @@ async def payload(request: web.Request) -> web.Response:
         one = await ask_single(request, _PARTITIONED, partial(GetEntry, position=(ledger, entry)))
         stored = Stored(one.ledger, one.entry, base64.b64decode(one.data))
         work = partial(_payload, str(single_of(request)), stored, index)
-        found = await asyncio.get_running_loop().run_in_executor(_decoding, work)
-    if found is None:
+        content = await asyncio.get_running_loop().run_in_executor(_decoding, work)
+    if content is None:
         raise web.HTTPNotFound(text="Message not found")
-    return web.Response(body=found, content_type="application/octet-stream", headers={
+    return web.Response(body=content, content_type="application/octet-stream", headers={
         "Content-Disposition": f'attachment; filename="message-{ledger}-{entry}{f"-{index}" if index >= 0 else ""}"',
         "X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"})
 

@@ -131,13 +131,13 @@ def read_members(body: dict[str, Any], choice: Choice) -> dict[str, Any]:
         if route is None or not route.member:
             continue
         path = route.member.split("/") + [choice.own] * route.by_cluster
-        found: Any = body
+        value: Any = body
         for name in path:
-            if found is not None and not isinstance(found, dict):
+            if value is not None and not isinstance(value, dict):
                 raise web.HTTPBadRequest(text=f"{route.member}: expected an object")
-            found = None if found is None else found.get(name)
-        if found is not None and found != _unset(route, choice.own) and (found or policy.name not in LISTS):
-            kept[policy.name] = read_value(policy, route, found, choice)
+            value = None if value is None else value.get(name)
+        if value is not None and value != _unset(route, choice.own) and (value or policy.name not in LISTS):
+            kept[policy.name] = read_value(policy, route, value, choice)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -230,11 +230,11 @@ async def _take_effect(request: web.Request, scope: str, status: int = 204) -> w
 def _add(policy: Policy, route: Route, prefix: str) -> None:
     """Serve a policy under a path."""
     async def get(request: web.Request) -> web.Response:
-        found = _shown(request, policy)
-        if found is not None and route.is_raw:
-            return web.Response(text=found, content_type="application/json")
-        if found is not None:
-            return web.json_response(found)
+        value = _shown(request, policy)
+        if value is not None and route.is_raw:
+            return web.Response(text=value, content_type="application/json")
+        if value is not None:
+            return web.json_response(value)
         unset = _unset(route, request.app[TOPICS].cluster_name)
         if isinstance(unset, Nothing):
             return web.Response(status=unset.status, content_type="application/json")
@@ -286,8 +286,8 @@ def _quota(request: web.Request) -> tuple[Policy, Route]:
 @routes.get(_TOPIC + "backlogQuotaMap", right=rights.TOPIC_POLICY)
 async def get_quotas(request: web.Request) -> web.Response:
     """Answer with the backlog quotas of a namespace or a topic."""
-    found = {kind: _shown(request, policy) for kind, policy in _QUOTAS.items()}
-    return web.json_response({kind: quota for kind, quota in found.items() if quota is not None})
+    quotas = {kind: _shown(request, policy) for kind, policy in _QUOTAS.items()}
+    return web.json_response({kind: quota for kind, quota in quotas.items() if quota is not None})
 
 
 @routes.post(_NAMESPACE + "backlogQuota", right=rights.NAMESPACE)
@@ -316,10 +316,10 @@ def _dispatch_rate_of(request: web.Request) -> str:
 @routes.get(_ONE, right=rights.TOPIC_POLICY)
 async def get_dispatch_rate(request: web.Request) -> web.Response:
     """Answer with the dispatch rate of one subscription."""
-    found = request.app[TOPICS].catalogue.policies.of(_scope(request)).get(_dispatch_rate_of(request))
-    if found is None and is_set(request, "applied"):
-        found = _shown(request, _EACH)
-    return web.json_response(found) if found is not None else web.Response(content_type="application/json")
+    rate = request.app[TOPICS].catalogue.policies.of(_scope(request)).get(_dispatch_rate_of(request))
+    if rate is None and is_set(request, "applied"):
+        rate = _shown(request, _EACH)
+    return web.json_response(rate) if rate is not None else web.Response(content_type="application/json")
 
 
 @routes.post(_ONE, right=rights.TOPIC_POLICY)
@@ -401,11 +401,11 @@ async def downgrade_check(request: web.Request) -> web.Response:
     """
     topics = request.app[TOPICS]
     delays = topics.catalogue.policies.everywhere("delayedDelivery")
-    found = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}
+    ignored = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}
              for scope, kept in delays.items() if any(kept.get(name) for name in _UNHEARD)]
     if topics.storage.delayed_delivery_fixed_ms:
-        found.insert(0, {"of": "broker", _UNHEARD[0]: topics.storage.delayed_delivery_fixed_ms})
-    return web.json_response(found)
+        ignored.insert(0, {"of": "broker", _UNHEARD[0]: topics.storage.delayed_delivery_fixed_ms})
+    return web.json_response(ignored)
 
 
 # -- resource groups: there are none

@@ -47,10 +47,10 @@ _TYPES = "STREAM", "QUEUE", "CHECKPOINT"
 async def scalable_topics(request: web.Request) -> web.Response:
     """Answer with the names of a namespace's scalable topics, or of those with all wanted properties."""
     catalogue, wanted = catalogue_of(request), [_filter(text) for text in request.query.getall("property", ())]
-    found = catalogue.scalable_topics.names(namespace_of(request))
+    topics = catalogue.scalable_topics.names(namespace_of(request))
     if wanted:
-        found = [name for name in found if set(wanted) <= catalogue.properties.of(name).items()]
-    return web.json_response(found)
+        topics = [name for name in topics if set(wanted) <= catalogue.properties.of(name).items()]
+    return web.json_response(topics)
 
 
 def _filter(text: str) -> tuple[str, str]:

@@ -135,8 +135,8 @@ async def replicas(request: web.Request) -> web.Response:
 @_route("GET", "/transactionMetadata" + _ID, right=None)
 async def metadata(request: web.Request) -> web.Response:
     """Answer with the state of a transaction and what it has touched."""
-    found = await _find(request, _transaction_of(request))
-    return web.json_response((await _described(request, [found]))[0])
+    transaction = await _find(request, _transaction_of(request))
+    return web.json_response((await _described(request, [transaction]))[0])
 
 
 async def _find(request: web.Request, transaction: int | None) -> TransactionFigures:

@@ -76,8 +76,8 @@ async def undo(request: web.Request, folder: Path, asked: Undo) -> web.Response:
         assert job.stdin is not None
         job.stdin.write(json.dumps(question).encode())
         job.stdin.close()
-        async for found in _rounds(job, work):
-            if not await work.round(found):
+        async for places in _rounds(job, work):
+            if not await work.round(places):
                 break
     except (LaneFailed, ClientError, OSError) as error:
         raise web.HTTPConflict(text=f"{error}; {work.done.taken_back} were taken back; try again") from None
@@ -100,7 +100,7 @@ def _question(folder: Path, asked: Undo) -> "Asked":
 async def _rounds(job: Process, work: "_Work") -> AsyncIterator[list[Found]]:
     """Yield what a job finds, as lists of places in one ledger, ascending.  Raises 400."""
     assert job.stdout is not None
-    found: list[Found] = []
+    collected: list[Found] = []
     is_whole = False
     async for line in job.stdout:
         said = json.loads(line)
@@ -112,12 +112,12 @@ async def _rounds(job: Process, work: "_Work") -> AsyncIterator[list[Found]]:
         if "at" not in said:
             continue
         at: Found = tuple(said["at"])
-        if found and (found[-1][:2] != at[:2] or len(found) >= work.size):
-            yield found
-            found = []
-        found.append(at)
-    if found:
-        yield found
+        if collected and (collected[-1][:2] != at[:2] or len(collected) >= work.size):
+            yield collected
+            collected = []
+        collected.append(at)
+    if collected:
+        yield collected
     if not is_whole:
         work.done.complaints.append("the search took too long; name a time with --since")
 
@@ -141,13 +141,13 @@ class _Work:
         most = min(_ROUND, self._asked.count - self.done.taken_back)
         return max(1, min(most, int(self._asked.rate * _ROUND_S)) if self._asked.rate else most)
 
-    async def round(self, found: list[Found]) -> bool:
+    async def round(self, places: list[Found]) -> bool:
         """Take back those of some entries of a ledger that nobody has; return whether there may be more.
 
         Raises LaneFailed, ClientError, OSError, Refusal.
         """
-        asked, [topic, ledger_id, _] = self._asked, found[0]
-        entries = [entry_id for _, _, entry_id in found]
+        asked, [topic, ledger_id, _] = self._asked, places[0]
+        entries = [entry_id for _, _, entry_id in places]
         question = TakeBack(names.parse(topic), subscription=asked.subscription, looks=True,
                             positions=[(ledger_id, entry_id) for entry_id in entries])
         answer = await self._owners.ask(question)

@@ -29,8 +29,8 @@ Row = dict[str, Any]
 @pages.at("/console/topics" + PATH, "topic.html", every_s=2)
 async def topic(ask: Asking) -> Values:
     path, base = ask.topic_path, without_partition(ask.topic)
-    found = await ask.get(f"/admin/v2/{path}/partitions")
-    count, is_kept = found["partitions"], ask.topic.startswith("persistent:")
+    metadata = await ask.get(f"/admin/v2/{path}/partitions")
+    count, is_kept = metadata["partitions"], ask.topic.startswith("persistent:")
     is_small = count <= _PARTS
     stats, partitions, delayed, schedules, schemas, policies, compaction, ledgers = await asyncio.gather(
         _stats(ask, count), _partitions(ask, count),
@@ -41,7 +41,7 @@ async def topic(ask: Asking) -> Values:
         ask.maybe(f"/admin/v2/{path}/compaction") if is_kept and not count else _nothing(),
         _ledgers(ask, count) if is_kept and is_small else _nothing())
     return {"topic": ask.topic, "base": base, "count": count, "is_kept": is_kept, "is_partition": base != ask.topic,
-            "properties": found.get("properties") or await _properties(ask, base, count),
+            "properties": metadata.get("properties") or await _properties(ask, base, count),
             "stats": stats, "sample": _sample(stats, partitions), "partitions": partitions,
             "producers": _producers(stats), "consumers": _consumers(stats),
             "definition": pretty(schemas[-1]["data"]) if schemas else "",
