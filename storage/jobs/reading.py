@@ -216,10 +216,10 @@ class _Reader:
                 chosen &= own.numbers["compacted_out"] == 0
             if len(self._entries.masked):
                 chosen &= ~np.isin(message_numbers(block.entry_ids[places[batch]], index), self._entries.masked)
-            at = np.flatnonzero(chosen)
-            if at.size:
-                yield from self._rows(Messages(block, places[batch[at]], outer, own, at, data, (end[at], behind[at]),
-                                                behind[at] - end[at], index[at]))
+            rows = np.flatnonzero(chosen)
+            if rows.size:
+                yield from self._rows(Messages(block, places[batch[rows]], outer, own, rows, data,
+                                               (end[rows], behind[rows]), behind[rows] - end[rows], index[rows]))
         return np.concatenate(odd_places)
 
     def _one_by_one(self, block: Block, places: list[int]) -> Iterator[pa.RecordBatch]:

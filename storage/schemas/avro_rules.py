@@ -216,14 +216,14 @@ class _Reading:
         written = {aliases.get(field.name, field.name): field.type for field in writer.fields}
         for field in reader.fields:
             self._step()
-            at = f"field {field.name} of {reader.fullname}"
+            place = f"field {field.name} of {reader.fullname}"
             if field.name in written:
-                if obstacle := self.obstacle(field.type, written[field.name], at):
+                if obstacle := self.obstacle(field.type, written[field.name], place):
                     return obstacle
             elif not field.has_default:
-                return f"{at}: it has no default, and is not written"
+                return f"{place}: it has no default, and is not written"
             elif not _fits(field.type, field.default):
-                return f"{at}: its default is not of its type"
+                return f"{place}: its default is not of its type"
         return ""
 
 

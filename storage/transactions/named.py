@@ -72,8 +72,8 @@ def _ids(topics: TopicTable, name: TopicName, subscription: str | None) -> Used 
     if (partition := topics.by_name.get(name)) is not None:
         if subscription is None:
             return partition.partition_id, 0
-        known = partition.subscriptions.get((subscription, True))
-        return partition.partition_id, NOT_STORED if known is None else known.cursor.subscription_id
+        opened = partition.subscriptions.get((subscription, True))
+        return partition.partition_id, NOT_STORED if opened is None else opened.cursor.subscription_id
     if (found := topics.catalogue.partitions.find(name)) is None:
         return None
     if subscription is None:

@@ -43,9 +43,9 @@ def texts(config: Config, storage: StorageOptions, changed: Mapping[str, str]) -
         section, _, name = key.rpartition(".")
         return getattr(storage, name) if section == "storage" else value(config, key)
 
-    told = {name: _translated_back(name, read) for name in TRANSLATED}
-    told |= {name: _SPECIAL_TEXTS[name](read) for name in SPECIAL}
-    return told | dict(config.pulsar_texts) | dict(changed)
+    translated = {name: _translated_back(name, read) for name in TRANSLATED}
+    translated |= {name: _SPECIAL_TEXTS[name](read) for name in SPECIAL}
+    return translated | dict(config.pulsar_texts) | dict(changed)
 
 
 def _translated_back(name: str, read: Read) -> str:

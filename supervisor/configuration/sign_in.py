@@ -96,8 +96,8 @@ def refreshed(name: str) -> Values:
     if not _is_over(values):
         return values
     with contexts.locked():      # another command may be refreshing: most issuers take a refresh token only once
-        known = contexts.load()
-        values = known.of(name)
+        stored = contexts.load()
+        values = stored.of(name)
         if not _is_over(values):
             return values
         try:
@@ -105,7 +105,7 @@ def refreshed(name: str) -> Values:
         except Refused as error:
             raise contexts.Unusable(f"context {name} gets no new token: {error}; to sign in again: geminga login {name}"
                                     ) from None
-        contexts.save(known._replace(by_name={**known.by_name, name: values}))
+        contexts.save(stored._replace(by_name={**stored.by_name, name: values}))
     return values
 
 

@@ -112,9 +112,9 @@ def _defaults(given: Mapping[str, Any], folder: Path | None, *, may_be_local: bo
     if path := os.environ.get("PULSAR_CLIENT_CONF"):
         return _client_conf(path)
     if not any(name in given for name in _ADDRESSES):
-        known = contexts.load()
-        if known.current:
-            return _of_context(known.current, given)
+        stored = contexts.load()
+        if stored.current:
+            return _of_context(stored.current, given)
     if given or not may_be_local:
         return {}
     place = folder or installed.data_dir()

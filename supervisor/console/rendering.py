@@ -109,10 +109,10 @@ def _moment(time_ms: int | None) -> Markup:
     if not time_ms:
         return Markup("–")      # noqa: RUF001
     try:
-        told = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        text = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
         return Markup("{}").format(time_ms)
-    return Markup('<time datetime="{}">{}</time>').format(told, told)
+    return Markup('<time datetime="{}">{}</time>').format(text, text)
 
 
 def _since(time_ms: int | None) -> Markup:

@@ -64,8 +64,8 @@ class Link:
             if tls is not None:
                 self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         except OSError as error:
-            at = host if is_inside else f"{host}:{port}"
-            raise BrokerError(f"cannot connect to {at}: {error.strerror or error}") from None
+            address = host if is_inside else f"{host}:{port}"
+            raise BrokerError(f"cannot connect to {address}: {error.strerror or error}") from None
         self.socket.setblocking(False)
         self.ask("CONNECT", hello, wire.CONNECTED)
 

@@ -157,10 +157,10 @@ class Supervisor:
         self._handovers = make_handovers()
         self._uses = [self._handovers.incoming, *(self._inside[path] for path in calls)] if self._unused else []
         self._unused.append(Child("replicator", 0, "geminga-replicator", self._be_replicator))
-        known = [*self.children, *self._unused]
-        self.counters = dict(zip([(child.role, child.index) for child in known], make_counters(len(known)),
+        processes = [*self.children, *self._unused]
+        self.counters = dict(zip([(child.role, child.index) for child in processes], make_counters(len(processes)),
                                  strict=True))
-        log.lines = LogLines(["supervisor", *(child.name for child in known)])
+        log.lines = LogLines(["supervisor", *(child.name for child in processes)])
         spread(self.children, config.affinity == "spread")
 
     def announce(self, config: Config) -> None:

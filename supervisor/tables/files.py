@@ -243,6 +243,6 @@ def _decoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _are_whole(values: list[str | None]) -> bool:
     """Tell whether all values are whole numbers of 64 bits as Python writes them."""
-    known = [value for value in values if value is not None]
-    return bool(known) and all(value.lstrip("-").isascii() and value.lstrip("-").isdigit()
-                               and str(int(value)) == value and -1 << 63 <= int(value) < 1 << 63 for value in known)
+    present = [value for value in values if value is not None]
+    return bool(present) and all(value.lstrip("-").isascii() and value.lstrip("-").isdigit()
+                               and str(int(value)) == value and -1 << 63 <= int(value) < 1 << 63 for value in present)

@@ -39,18 +39,18 @@ def make(data_dir: Path, parent: Path, keep: int = 0,
 def last_backup(data_dir: Path) -> dict[str, Any] | None:
     """Return the report of the last backup that was made of a data folder, None if there is none to be read."""
     try:
-        told = json.loads((data_dir / NOTE).read_bytes())
+        note = json.loads((data_dir / NOTE).read_bytes())
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return note if isinstance(note, dict) else None
 
 
 def _note(data_dir: Path, report: BackupReport) -> None:
     """Write down that a backup was made, for those who look at the broker.  The backup stands without the note."""
-    told = asdict(report) | {"ended_ms": time.time_ns() // 1_000_000}
+    note = asdict(report) | {"ended_ms": time.time_ns() // 1_000_000}
     with contextlib.suppress(OSError):
         (data_dir / NOTE).parent.mkdir(exist_ok=True)
-        write_anew(data_dir / NOTE, json.dumps(told).encode())
+        write_anew(data_dir / NOTE, json.dumps(note).encode())
 
 
 def _make(data_dir: Path, parent: Path, keep: int, told: backup.Told) -> BackupReport:

@@ -85,23 +85,23 @@ def topic_stats(layout: Layout, answers: Sequence[TopicFigures | Refusal], broke
 
 
 def _in_layout(segment: Segment, figures: TopicFigures | Refusal, broker: str, now: float) -> Json:
-    told: Json = {
+    document: Json = {
         "name": segment.topic, "state": "ACTIVE" if segment.is_active else "SEALED",
         **({"parentIds": list(segment.parents)} if segment.parents else {}),
         **({"childIds": list(segment.children)} if segment.children else {}),
         "createdAt": instant(segment.created_ms)}
     if segment.sealed_ms is not None:
-        told |= {"sealedAt": instant(segment.sealed_ms)}
-    told |= {"terminated": segment.sealed_ms is not None, "entryBuckets": len(segment.splits) + 1,
+        document |= {"sealedAt": instant(segment.sealed_ms)}
+    document |= {"terminated": segment.sealed_ms is not None, "entryBuckets": len(segment.splits) + 1,
              "ownerBroker": broker}
     if isinstance(figures, Refusal):
-        return told | {"error": figures.message}
+        return document | {"error": figures.message}
     if segment.sealed_ms is not None:
-        return told
+        return document
     load = {"msgRateIn": figures.message_rate_in, "byteRateIn": figures.byte_rate_in,
             "msgRateOut": figures.message_rate_out, "byteRateOut": figures.byte_rate_out,
             "ageSeconds": round(max(0.0, now - segment.created_ms / 1000), 3)}
-    return told | {"load": load}
+    return document | {"load": load}
 
 
 def _rates(figures: Iterable[TopicFigures]) -> Json:

@@ -100,9 +100,9 @@ async def stats(request: web.Request) -> web.Response:
     """Answer with statistics of a topic without partitions, or of one partition."""
     _refuse_unknown_namespace(request)
     topic = topic_of(request)
-    told = _told(request, topic, await ask_single(request, "", _question(request)))
-    await _add_lanes(request, [topic], [told])
-    return web.json_response(told)
+    document = _told(request, topic, await ask_single(request, "", _question(request)))
+    await _add_lanes(request, [topic], [document])
+    return web.json_response(document)
 
 
 def _question(request: web.Request) -> Asking[TopicFigures]:
@@ -114,12 +114,12 @@ def _question(request: web.Request) -> Asking[TopicFigures]:
 
 def _told(request: web.Request, topic: TopicName, figures: TopicFigures) -> dict[str, Any]:
     """Return a topic's statistics as TopicStats, completed with fields that only the admin process knows."""
-    stored, told = catalogue_of(request).partitions.find(topic), topic_json.topic_stats(topic, figures)
+    stored, document = catalogue_of(request).partitions.find(topic), topic_json.topic_stats(topic, figures)
     record = request.app[COMPACTIONS].record(stored[0]) if stored is not None else None
-    return told | {
+    return document | {
         "ownerBroker": request.app[TOPICS].addresses.broker,
         "bytesOutInternalCounter": record.bytes_read if record else 0,
-        "compaction": told["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
+        "compaction": document["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
 
 
 async def _add_lanes(request: web.Request, topics: Sequence[TopicName], told: Sequence[dict[str, Any]]) -> None:
@@ -346,7 +346,7 @@ def _objects(columns: tuple[str, ...], table: np.ndarray) -> list[dict[str, floa
 @routes.get("/admin/v2/broker-stats/topics")
 async def broker_topics(request: web.Request) -> web.Response:
     """Answer with statistics of all topics that are loaded."""
-    told: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     every = await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)
     await put_sent(request.app[TOPICS].config.data_dir, every)
     for measured in filter(None, every):
@@ -366,9 +366,9 @@ async def broker_topics(request: web.Request) -> web.Response:
             topics[number]["publishers"].append({"producerName": name, "producerId": producer_id, "msgRateIn": rate,
                                                  "msgThroughputIn": throughput, "averageMsgSize": average})
         for name, topic in zip(measured.head["topics"], topics, strict=True):
-            bundle = told.setdefault(namespace_of(name), {}).setdefault(BUNDLE, {})
+            bundle = document.setdefault(namespace_of(name), {}).setdefault(BUNDLE, {})
             bundle.setdefault(name.partition(":")[0], {})[name] = topic
-    return web.json_response(told)
+    return web.json_response(document)
 
 
 def _loaded_topic(row: dict[str, float]) -> dict[str, Any]:
@@ -444,14 +444,14 @@ async def broker_metrics(request: web.Request) -> web.Response:
     owners = list(filter(None, await measure(request.app[OWNERS], 0)))
     sums = {name: [measured.by_namespace(column) for measured in owners] for name, column in _NAMESPACE_METRICS.items()}
     namespaces = dict.fromkeys(namespace for measured in owners for namespace in measured.head["namespaces"])
-    told = [{"metrics": {name: sum(one.get(namespace, 0) for one in each) for name, each in sums.items()},
+    entries = [{"metrics": {name: sum(one.get(namespace, 0) for one in each) for name, each in sums.items()},
              "dimensions": {"namespace": namespace}} for namespace in namespaces]
     rows = [counters.read() for counters in request.app[COUNTERS].values()]
     opened, closed = (sum(row[name] for row in rows) for name in ("connections_opened", "connections_closed"))
-    told.append({"metrics": {"brk_active_connections": opened - closed, "brk_connection_created_total_count": opened,
+    entries.append({"metrics": {"brk_active_connections": opened - closed, "brk_connection_created_total_count": opened,
                              "brk_connection_closed_total_count": closed},
                  "dimensions": {"cluster": request.app[TOPICS].cluster_name, "metric": "broker_connection"}})
-    return web.json_response(told)
+    return web.json_response(entries)
 
 
 @routes.get("/admin/v2/broker-stats/mbeans")

@@ -33,7 +33,7 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
     """Return a topic's statistics as Pulsar's TopicStats."""
     subscriptions = {name: subscription_stats(topic, one) for name, one in figures.subscriptions.items()}
     each = figures.subscriptions.values()
-    told = {
+    document = {
         "msgRateIn": figures.message_rate_in, "msgThroughputIn": figures.byte_rate_in,
         "msgRateOut": figures.message_rate_out, "msgThroughputOut": figures.byte_rate_out,
         "bytesInCounter": figures.bytes_in, "msgInCounter": figures.messages_in,
@@ -61,17 +61,17 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         "lastPublishTimeStamp": figures.last_publish_ms,
     }
     if figures.slowest is not None:
-        told["oldestBacklogMessageSubscriptionName"] = figures.slowest
+        document["oldestBacklogMessageSubscriptionName"] = figures.slowest
     if figures.topic_epoch is not None:
-        told["topicEpoch"] = figures.topic_epoch
+        document["topicEpoch"] = figures.topic_epoch
     if not topic.is_persistent:
-        told["msgDropRate"] = figures.drop_rate
+        document["msgDropRate"] = figures.drop_rate
     if figures.export is not None:
-        told |= {"exportedPosition": "{}:{}".format(*figures.export.position),
+        document |= {"exportedPosition": "{}:{}".format(*figures.export.position),
                  "lastExportTimestamp": figures.export.exported_ms,
                  "unexportedSize": figures.export.unexported_bytes,
                  "oldestUnexportedMessageAgeSeconds": figures.export.age_s}
-    return told
+    return document
 
 
 _NO_REPLICATION: Json = {
@@ -85,12 +85,13 @@ def _replication(figures: TopicFigures) -> Json:
 
     Only clusters to which the topic goes have `replicationBacklogSize`.
     """
-    told = {cluster: dict(_NO_REPLICATION) for cluster in sorted(figures.replication.keys() | figures.inbound.keys())}
+    names = sorted(figures.replication.keys() | figures.inbound.keys())
+    clusters = {name: dict(_NO_REPLICATION) for name in names}
     for remote, one in figures.replication.items():
-        told[remote] |= replication_stats(one)
+        clusters[remote] |= replication_stats(one)
     for source, some in figures.inbound.items():
-        told[source] |= inbound_stats(some)
-    return told
+        clusters[source] |= inbound_stats(some)
+    return clusters
 
 
 def replication_stats(figures: ReplicationFigures) -> Json:
@@ -116,7 +117,7 @@ def _compaction(figures: CompactionFigures) -> Json:
 
 def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
     """Return a subscription's statistics as Pulsar's SubscriptionStats."""
-    told: Json = {
+    document: Json = {
         "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
         "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
         "msgRateRedeliver": figures.redeliver_rate, "messageAckRate": figures.acknowledge_rate,
@@ -143,22 +144,22 @@ def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
         "durable": figures.is_durable, "replicated": figures.is_replicated,
     }
     if figures.is_sticky is not None:
-        told["keySharedMode"] = "STICKY" if figures.is_sticky else "AUTO_SPLIT"
+        document["keySharedMode"] = "STICKY" if figures.is_sticky else "AUTO_SPLIT"
     if figures.active_consumer is not None:
-        told["activeConsumerName"] = figures.active_consumer
+        document["activeConsumerName"] = figures.active_consumer
     if figures.waiting:
-        told["waitingByPriority"] = figures.waiting
+        document["waitingByPriority"] = figures.waiting
     if topic.is_persistent:
-        told["messages"] = figures.messages
+        document["messages"] = figures.messages
     else:
-        told["msgDropRate"] = figures.drop_rate
-    return told
+        document["msgDropRate"] = figures.drop_rate
+    return document
 
 
 def _consumer_stats(figures: ConsumerFigures) -> Json:
     """Return a consumer's statistics as Pulsar's ConsumerStats."""
     draining = figures.draining or []
-    told = {
+    document = {
         "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
         "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
         "msgRateRedeliver": figures.redeliver_rate, "messageAckRate": figures.acknowledge_rate,
@@ -174,15 +175,15 @@ def _consumer_stats(figures: ConsumerFigures) -> Json:
         "lastAckedTime": instant(figures.acked_ms), "lastConsumedTime": instant(figures.consumed_ms),
     }
     if figures.draining is not None and figures.ranges is not None:
-        told["drainingHashes"] = [{"hash": one.hash, "unackMsgs": one.entries, "blockedAttempts": one.blocked}
+        document["drainingHashes"] = [{"hash": one.hash, "unackMsgs": one.entries, "blockedAttempts": one.blocked}
                                   for one in draining]
-        told["keyHashRangeArrays"] = [list(bounds) for bounds in figures.ranges]
-    return told
+        document["keyHashRangeArrays"] = [list(bounds) for bounds in figures.ranges]
+    return document
 
 
 def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
     """Return a producer's statistics as Pulsar's PublisherStats."""
-    told = {
+    document = {
         "accessMode": figures.access_mode, "msgRateIn": figures.message_rate, "msgThroughputIn": figures.byte_rate,
         "averageMsgSize": _average(figures.byte_rate, figures.message_rate), "chunkedMessageRate": figures.chunk_rate,
         "producerId": figures.producer_id, "supportsPartialProducer": figures.supports_partial,
@@ -190,8 +191,8 @@ def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
         "clientVersion": figures.client_version, "metadata": figures.metadata,
     }
     if not topic.is_persistent:
-        told["msgDropRate"] = figures.drop_rate
-    return told
+        document["msgDropRate"] = figures.drop_rate
+    return document
 
 
 def inbound_stats(figures: InboundFigures) -> Json:
@@ -205,13 +206,14 @@ def inbound_stats(figures: InboundFigures) -> Json:
 
 def internal_stats(topic: TopicName, figures: StorageFigures) -> Json:
     """Return a topic's ledgers and cursors as PersistentTopicInternalStats; fewer fields for a non-persistent topic."""
-    told = {"entriesAddedCounter": figures.entries_in, "numberOfEntries": sum(one.entries for one in figures.ledgers),
-            "totalSize": sum(ledger.size for ledger in figures.ledgers)}
+    document = {"entriesAddedCounter": figures.entries_in,
+                "numberOfEntries": sum(ledger.entries for ledger in figures.ledgers),
+                "totalSize": sum(ledger.size for ledger in figures.ledgers)}
     if not topic.is_persistent:
-        return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0,
+        return document | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0,
                        "cursors": {name: _cursor_stats(one) for name, one in figures.cursors.items()}}
     last = figures.ledgers[-1]
-    return told | {
+    return document | {
         "currentLedgerEntries": last.entries, "currentLedgerSize": last.size,
         "lastLedgerCreatedTimestamp": instant(last.created_ms), "waitingCursorsCount": figures.waiting_cursors,
         "lastConfirmedEntry": "{}:{}".format(*figures.last_confirmed),
@@ -235,7 +237,7 @@ def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Jso
     switched_ms: when the open ledger was created; None for a non-persistent topic.
     """
     nowhere = 0 if switched_ms is None else -1
-    told = {
+    document = {
         "waitingReadOp": figures.is_waiting, "messagesConsumedCounter": figures.settled,
         "cursorLedger": nowhere, "cursorLedgerLastEntry": nowhere, "active": figures.has_consumers,
         "numberOfEntriesSinceFirstNotAckedMessage": figures.delivered,
@@ -244,9 +246,9 @@ def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Jso
         "subscriptionHavePendingReplayRead": figures.to_redeliver > 0,
     }
     if switched_ms is None:
-        return told
+        return document
     runs = [f"({ledger_id}:{before}..{ledger_id}:{last}]" for ledger_id, before, last in figures.runs]
-    return told | {
+    return document | {
         "markDeletePosition": "{}:{}".format(*figures.mark_delete), "readPosition": "{}:{}".format(*figures.read),
         "individuallyDeletedMessages": f"[{','.join(runs)}]", "lastLedgerSwitchTimestamp": instant(switched_ms),
         "state": "Open", "properties": {},

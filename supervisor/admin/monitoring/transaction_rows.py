@@ -74,16 +74,16 @@ def _row(each: ListedTransaction, topics: dict[int, str], done: dict[tuple[int, 
          now_ms: int) -> Row:
     there = {partition_id: done.get((each.transaction, partition_id)) for partition_id in each.added
              if partition_id in topics}
-    known = [one for one in there.values() if one is not None]
-    is_whole = len(known) == len(there) and len(each.added) == each.partitions
+    answered = [one for one in there.values() if one is not None]
+    is_whole = len(answered) == len(there) and len(each.added) == each.partitions
     return {
         "transaction": names.transaction_text(each.transaction), "state": each.state,
         "open_seconds": _seconds(now_ms - each.opened_ms),
         "left_seconds": None if each.decided_ms else _seconds(each.opened_ms + each.lifetime_ms - now_ms),
         "ending_seconds": _seconds(now_ms - each.decided_ms) if each.decided_ms else None,
         "role": each.role or None, "partitions": each.partitions, "subscriptions": each.subscriptions,
-        "messages": sum(one.messages for one in known) if is_whole else None,
-        "acknowledgements": sum(one.acknowledgements for one in known) if is_whole else None,
+        "messages": sum(one.messages for one in answered) if is_whole else None,
+        "acknowledgements": sum(one.acknowledgements for one in answered) if is_whole else None,
         "waiting": [{"topic": topics[partition_id], "subscription": name} for partition_id, one in there.items()
                     if one is not None for name in one.waiting],
         "unfinished": [topics[partition_id] for partition_id in each.left if partition_id in topics]}

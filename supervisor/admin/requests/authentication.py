@@ -120,10 +120,10 @@ class HttpAuthenticator:
                 await asyncio.sleep(self._attempts.failed(request.remote or "local", credentials.method, error))
             if error.code == api.ServiceNotReady:
                 raise web.HTTPServiceUnavailable(text=error.text) from None
-            told = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
+            reason = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
             # With this header a browser asks by a window of its own, and the script of a page waits for that for ever.
             ways = self._ways if is_new and not is_page(request.path) else []
-            raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in ways]) from None
+            raise web.HTTPUnauthorized(text=reason, headers=[("WWW-Authenticate", way) for way in ways]) from None
         if is_new:
             self._attempts.succeeded(identity)
         return identity

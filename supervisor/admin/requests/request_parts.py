@@ -87,9 +87,9 @@ def part_of(request: web.Request, name: str) -> str:
     """
     resource = request.match_info.route.resource
     assert resource is not None      # every route here has a resource
-    at = resource.canonical.split("/").index(f"{{{name}}}")
+    index = resource.canonical.split("/").index(f"{{{name}}}")
     try:
-        return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
+        return unquote_plus(request.rel_url.raw_path.split("/")[index], errors="strict")
     except UnicodeDecodeError:
         raise web.HTTPBadRequest(text=f"The path is not UTF-8 where it names the {name}") from None
 

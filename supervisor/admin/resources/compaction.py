@@ -453,11 +453,11 @@ async def tables(request: web.Request) -> web.Response:
 @routes.get("/ops/v1/compaction")
 async def compactions(request: web.Request) -> web.Response:
     """Answer with the night that runs, compactions that run and wait, and the last results, last ended first."""
-    known = request.app[COMPACTIONS]
-    night = known.nights.look()
+    compactions = request.app[COMPACTIONS]
+    night = compactions.nights.look()
     ended = [{"topic": record.topic, "error": record.error, "ago_seconds": round(time.monotonic() - record.ended, 1),
               "succeeded": record.succeeded, "failed": record.failed, "seconds": record.seconds,
               "bytes_in": record.bytes_in, "bytes_out": record.bytes_out}
-             for record in islice(known.records(), _SHOWN_MAX)]
-    return web.json_response({**known.under_way(_SHOWN_MAX), "night": night and asdict(night),
-                              "numbers": known.counts, "ended": ended})
+             for record in islice(compactions.records(), _SHOWN_MAX)]
+    return web.json_response({**compactions.under_way(_SHOWN_MAX), "night": night and asdict(night),
+                              "numbers": compactions.counts, "ended": ended})

@@ -278,7 +278,7 @@ class _Import:
             raise Invalid(f"there is no namespace {topic.namespace}, nor is there to be one")
 
     def _schemas(self, topic: names.TopicName, wanted: Any, there: list[dict], where: str) -> Iterator[Change]:
-        known = {one["version"]: one for one in there}
+        by_version = {one["version"]: one for one in there}
         if not isinstance(wanted, list):
             raise Invalid("schemas: expected a list")
         for one in wanted:
@@ -289,8 +289,8 @@ class _Import:
             kind = None if one.get("type") is None else registry.kind_of(one["type"])
             raw = base64.b64decode(one["base64"], validate=True) if "base64" in one else data.encode()
             properties = as_properties(one.get("properties"))
-            if version in known:
-                if known[version] != one:
+            if version in by_version:
+                if by_version[version] != one:
                     raise Invalid(f"schemas: version {version} is another one here")
                 continue
             if kind is not None:

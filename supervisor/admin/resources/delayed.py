@@ -50,12 +50,12 @@ async def delayed(request: web.Request) -> web.Response:
     partitions = await ask_parts(request, question)
     rows: list[dict[str, Any]] = [row for partition in partitions for row in partition.rows]
     rows = sorted(rows, key=lambda row: row["deliver_at"]) if by == "message" else _summed(rows)
-    told = {"waiting": sum(one.waiting for one in partitions), "windows": sum(one.windows for one in partitions),
+    document = {"waiting": sum(one.waiting for one in partitions), "windows": sum(one.windows for one in partitions),
             "index_bytes": sum(one.index_bytes for one in partitions),
             "memory_bytes": sum(one.memory_bytes for one in partitions)}
     due_ms = min((one.next_due_ms for one in partitions if one.next_due_ms is not None), default=None)
     return web.json_response(
-        {"next_due_at": due_ms, **told, "by": by, "rows": rows[:most], "has_more": len(rows) > most})
+        {"next_due_at": due_ms, **document, "by": by, "rows": rows[:most], "has_more": len(rows) > most})
 
 
 def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:

@@ -196,14 +196,14 @@ class Standby:
 
     async def _ask(self, options: StandbyOptions, control: Any) -> None:
         """Ask the known standby whether it was promoted, and act on the answer.  Raises OSError."""
-        asked, known = self.lease.now(), standing.read(self._data_dir)
+        asked, state = self.lease.now(), standing.read(self._data_dir)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                answer = await asyncio.to_thread(standbys.ask, known, options, _ASK_SECONDS)
+                answer = await asyncio.to_thread(standbys.ask, state, options, _ASK_SECONDS)
         except (*standbys.NO_ANSWER, TimeoutError) as error:
             return self._not_answered(asked, str(error) or "it does not answer in time")
         if answer == standbys.TOOK_OVER:
-            self._supersede(known.attached, control)
+            self._supersede(state.attached, control)
         elif answer == standbys.PROMOTING:
             self._doubt_until = self.lease.now() + standbys.DOUBT_SECONDS
         else:
@@ -283,5 +283,5 @@ async def feed(request: web.Request) -> web.StreamResponse:
 @routes.get(standbys.PATH, right=None)
 async def took_over(request: web.Request) -> web.Response:
     """Answer whether this broker has taken over the history that the query names, from the broker that it followed."""
-    known = standing.read(request.app[TOPICS].config.data_dir)
-    return web.json_response({"took_over": request.query.get("identity", "") in known.took_over})
+    state = standing.read(request.app[TOPICS].config.data_dir)
+    return web.json_response({"took_over": request.query.get("identity", "") in state.took_over})

@@ -270,8 +270,8 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
             catalogue.topics.delete(topic)
     catalogue.commit()
     # Clients may have opened more partitions until the commit.  Topics with these names that came since are left alone.
-    known = set(stored)
-    stored += [part for part in parts if part not in known and catalogue.partitions.find(part) is not None
+    stored_names = set(stored)
+    stored += [part for part in parts if part not in stored_names and catalogue.partitions.find(part) is not None
                and not catalogue.topics.exists(part)]
     try:
         await ask_each(request, stored, partial(Delete, force=True, gone=True))
@@ -396,8 +396,9 @@ def _by_request(request: web.Request, addresses: Addresses) -> Addresses:
                  "port for clients. If that is mapped too, name the address in network.advertised_listeners, or give "
                  "clients a URL that begins with pulsar://")
         topics.is_map_told = True
-    at = addresses.seen_as(request.url.host or "", port)
-    return addresses._replace(http_tls=at.http_tls) if request.scheme == "https" else addresses._replace(http=at.http)
+    seen = addresses.seen_as(request.url.host or "", port)
+    is_tls = request.scheme == "https"
+    return addresses._replace(http_tls=seen.http_tls) if is_tls else addresses._replace(http=seen.http)
 
 
 def _host_of(request: web.Request) -> str:

@@ -155,8 +155,8 @@ async def slow(request: web.Request) -> web.Response:
     question = GetTransactions(above_ms=number_of(request, part_of(request, "ms"), "the time"))
     number, owners = _coordinator_of(request), request.app[OWNERS]
     transactions = (await owners.ask_all(question) if number is None else [await owners.ask_owner(number, question)])
-    told = await _described(request, [one for each in transactions for one in each])
-    return web.json_response({each["txnId"]: each for each in told})
+    rows = await _described(request, [one for each in transactions for one in each])
+    return web.json_response({each["txnId"]: each for each in rows})
 
 
 async def _described(request: web.Request, transactions: list[TransactionFigures]) -> list[dict[str, Any]]:
@@ -215,8 +215,8 @@ async def abort(request: web.Request) -> web.Response:
 async def _inside(request: web.Request, transaction: int | None) -> InTopic:
     """Return what a transaction has done in the request's topic.  Raises Refusal."""
     wanted = [] if transaction is None else [transaction]
-    told = await request.app[OWNERS].ask(GetInTopic(_topic_of(request), transactions=wanted))
-    return told[0] if told else InTopic(None, False, {})
+    answer = await request.app[OWNERS].ask(GetInTopic(_topic_of(request), transactions=wanted))
+    return answer[0] if answer else InTopic(None, False, {})
 
 
 @_route("GET", "/transactionInBufferStats" + _TOPIC + _ID)
@@ -240,12 +240,12 @@ async def in_pending(request: web.Request) -> web.Response:
 @_route("GET", "/transactionBufferStats" + _TOPIC)
 async def buffer(request: web.Request) -> web.Response:
     """Answer with statistics of the transactions of a topic."""
-    told = await request.app[OWNERS].ask(GetTopic(_topic_of(request)))
+    answer = await request.app[OWNERS].ask(GetTopic(_topic_of(request)))
     return web.json_response(
-        {"state": "Ready" if told.had_any else "NoSnapshot", "maxReadPosition": _text(told.read_limit),
-         "lastSnapshotTimestamps": 0, **await _low_water_marks(request), "ongoingTxnSize": told.publishing,
-         "recoverStartTime": told.began_ms, "recoverEndTime": told.began_ms,
-         "totalAbortedTransactions": told.aborted, "snapshotType": _SNAPSHOTS})
+        {"state": "Ready" if answer.had_any else "NoSnapshot", "maxReadPosition": _text(answer.read_limit),
+         "lastSnapshotTimestamps": 0, **await _low_water_marks(request), "ongoingTxnSize": answer.publishing,
+         "recoverStartTime": answer.began_ms, "recoverEndTime": answer.began_ms,
+         "totalAbortedTransactions": answer.aborted, "snapshotType": _SNAPSHOTS})
 
 
 @_route("GET", "/pendingAckStats" + _TOPIC + _SUBSCRIPTION)
@@ -320,13 +320,13 @@ async def _log(request: web.Request, owner: int) -> dict[str, Any]:
 
     Raises Refusal.
     """
-    told = await request.app[OWNERS].ask_owner(owner, GetJournal())
+    answer = await request.app[OWNERS].ask_owner(owner, GetJournal())
     ledgers = [{"ledgerId": sequence, "entries": records, "size": size, "offloaded": False, "underReplicated": False}
-               for sequence, records, size in told.segments]
-    sequence, records, size = told.segments[-1] if told.segments else (-1, 0, 0)
+               for sequence, records, size in answer.segments]
+    sequence, records, size = answer.segments[-1] if answer.segments else (-1, 0, 0)
     return {"managedLedgerName": f"journal/{owner}", "managedLedgerInternalStats": {
-        "entriesAddedCounter": told.records, "numberOfEntries": sum(records for _, records, _ in told.segments),
-        "totalSize": sum(size for _, _, size in told.segments), "currentLedgerEntries": records,
+        "entriesAddedCounter": answer.records, "numberOfEntries": sum(records for _, records, _ in answer.segments),
+        "totalSize": sum(size for _, _, size in answer.segments), "currentLedgerEntries": records,
         "currentLedgerSize": size, "lastConfirmedEntry": f"{sequence}:{records - 1}", "waitingCursorsCount": 0,
         "pendingAddEntriesCount": 0, "state": "LedgerOpened", "ledgers": ledgers, "cursors": {}}}
 

@@ -61,8 +61,8 @@ def put(name: str, is_used: bool, form: str, **given: Any) -> None:
     if not contexts.is_name(name):
         raise click.UsageError(f"{name!r} is no name: a name has letters, digits, and the characters _ . -")
     with contexts.locked():
-        known = contexts.load()
-        former = known.by_name.get(name, {})
+        stored = contexts.load()
+        former = stored.by_name.get(name, {})
         if given["auth_params"] or given["auth_plugin"]:      # which take the place of a sign-in's
             former = {key: value for key, value in former.items() if key not in _OF_SIGN_IN}
         values = former | {key: value for key, value in given.items() if value not in (None, False)}
@@ -75,7 +75,7 @@ def put(name: str, is_used: bool, form: str, **given: Any) -> None:
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         credentials.of(**{key: value for key, value in values.items() if key in contexts.CREDENTIALS})
-        contexts.save(contexts.Contexts({**known.by_name, name: values}, name if is_used else known.current))
+        contexts.save(contexts.Contexts({**stored.by_name, name: values}, name if is_used else stored.current))
     _tell(form, name, values, f"context {name} is in {contexts.path()}")
 
 
@@ -99,9 +99,9 @@ def _with_whole_paths(values: contexts.Values) -> contexts.Values:
 @output.FORM
 def show_all(secrets: bool, form: str) -> None:
     """List all contexts; a star marks the current one."""
-    known = contexts.load()
-    Output(form).rows([{"name": name, "current": name == known.current, **_shown(values, secrets=secrets)}
-                       for name, values in sorted(known.by_name.items())], _COLUMNS)
+    stored = contexts.load()
+    Output(form).rows([{"name": name, "current": name == stored.current, **_shown(values, secrets=secrets)}
+                       for name, values in sorted(stored.by_name.items())], _COLUMNS)
 
 
 @context.command(epilog=_STATUS)
@@ -110,10 +110,10 @@ def show_all(secrets: bool, form: str) -> None:
 @output.FORM
 def show(name: str | None, secrets: bool, form: str) -> None:
     """Show the values of a context, the current one unless NAME is given."""
-    known = contexts.load()
-    if not (name := name or known.current):
+    stored = contexts.load()
+    if not (name := name or stored.current):
         raise click.UsageError("there is no current context: geminga context use NAME")
-    values = {"name": name, **_shown(known.of(name), secrets=secrets)}
+    values = {"name": name, **_shown(stored.of(name), secrets=secrets)}
     Output(form).value(values, lambda fields: "\n".join(f"{key} = {value}" for key, value in fields.items()))
 
 
@@ -123,9 +123,9 @@ def show(name: str | None, secrets: bool, form: str) -> None:
 def use(name: str, form: str) -> None:
     """Make a context the current one."""
     with contexts.locked():
-        known = contexts.load()
-        values = known.of(name)
-        contexts.save(known._replace(current=name))
+        stored = contexts.load()
+        values = stored.of(name)
+        contexts.save(stored._replace(current=name))
     _tell(form, name, values, f"{name} is the current context")
 
 
@@ -135,10 +135,10 @@ def use(name: str, form: str) -> None:
 def remove(name: str, form: str) -> None:
     """Remove a context."""
     with contexts.locked():
-        known = contexts.load()
-        values = known.of(name)
-        others = {other: values for other, values in known.by_name.items() if other != name}
-        contexts.save(contexts.Contexts(others, "" if known.current == name else known.current))
+        stored = contexts.load()
+        values = stored.of(name)
+        others = {other: values for other, values in stored.by_name.items() if other != name}
+        contexts.save(contexts.Contexts(others, "" if stored.current == name else stored.current))
     _tell(form, name, values, f"context {name} is removed")
 
 

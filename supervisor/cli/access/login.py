@@ -27,10 +27,10 @@ def login(name: str | None, **given: str | None) -> int:
     Commands refresh it when it expires.  Options that are not given are those of the sign-in before.
     """
     from geminga.supervisor.configuration import sign_in
-    known = contexts.load()
-    if not (name := name or known.current):
+    stored = contexts.load()
+    if not (name := name or stored.current):
         raise click.UsageError("there is no current context: geminga context set NAME --url URL --use")
-    former = known.of(name)
+    former = stored.of(name)
     who: dict[str, Any] = {key: given[key] or former.get(key) for key in sign_in.ASKED}
     who = {key: value for key, value in who.items() if value}
     for key in ("issuer", "client_id"):
@@ -42,9 +42,9 @@ def login(name: str | None, **given: str | None) -> int:
         print(f"  or open {plain(code.whole_address)}", flush=True)
     tokens = sign_in.finish(who, code)
     with contexts.locked():
-        known = contexts.load()
-        kept = {key: value for key, value in known.of(name).items() if key not in (*sign_in.ASKED, *sign_in.KEPT)}
-        contexts.save(known._replace(by_name={**known.by_name, name: kept | who | tokens}))
+        stored = contexts.load()
+        kept = {key: value for key, value in stored.of(name).items() if key not in (*sign_in.ASKED, *sign_in.KEPT)}
+        contexts.save(stored._replace(by_name={**stored.by_name, name: kept | who | tokens}))
     print(f"Context {name} is signed in{_until(tokens)}.")
     return 0
 

@@ -384,8 +384,8 @@ def _for_clients(setup: _Setup) -> Iterator[str]:
     loaded, _ = configuration.load(setup.config, os.environ, {})
     host = setup.made()["hosts"][0]
     name = re.sub(r"[^\w.-]", "-", host)
-    at = f"[{host}]" if ":" in host else host
-    url, admin_url = f"pulsar+ssl://{at}:{loaded.tls.port}", f"https://{at}:{loaded.tls.http_port}"
+    address = f"[{host}]" if ":" in host else host
+    url, admin_url = f"pulsar+ssl://{address}:{loaded.tls.port}", f"https://{address}:{loaded.tls.http_port}"
     yield from (
         "On a client, with ca.pem and a token from this host:", "",
         f"  service URL  {url}",

@@ -238,8 +238,8 @@ def _hint(broker: Broker, verb: Verb, typed: Values) -> str:
     """Return a question for names like those that were typed, if these do not exist, or for a verb of partitions."""
     if "cluster" in typed or "tenant" in typed:
         kind = "cluster" if "cluster" in typed else "tenant"
-        known = listed(broker, f"/admin/v2/{kind}s")
-        return "" if typed[kind] in known else question(typed[kind], known)
+        names = listed(broker, f"/admin/v2/{kind}s")
+        return "" if typed[kind] in names else question(typed[kind], names)
     name = typed.get("topic") or typed.get("schema_topic") or typed.get("namespace")
     if not name:
         return ""

@@ -239,8 +239,9 @@ def peek(broker: Broker, values: Values) -> Iterator[Any]:
     Each request to the broker is for one entry.
     """
     topic, left = values["topic"], values["count"]
-    known = broker.ask("GET", f"/admin/v2/{topic}/subscriptions").value()      # without one, Pulsar shows all messages
-    if values["subscription"] not in known:
+    # Without one, Pulsar shows all messages.
+    subscriptions = broker.ask("GET", f"/admin/v2/{topic}/subscriptions").value()
+    if values["subscription"] not in subscriptions:
         raise Refused(_NOT_FOUND, f"Subscription {plain(values['subscription'])} not found")
     try:
         yield from _peek(broker, topic, values["subscription"], left)

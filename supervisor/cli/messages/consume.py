@@ -116,10 +116,10 @@ def _tell_of_subscription(broker: "Broker", topics: tuple[str, ...], subscriptio
     from geminga.workers.pulsar_client.rest import NotReachable, Refused, plain, topic_path
     for topic in topics:
         try:
-            known = broker.ask("GET", f"/admin/v2/{topic_path(topic)}/subscriptions").value()
+            subscriptions = broker.ask("GET", f"/admin/v2/{topic_path(topic)}/subscriptions").value()
         except (NotReachable, Refused, ValueError):
             continue
-        if subscription not in known:
+        if subscription not in subscriptions:
             where = "the oldest message" if first == "earliest" else "what comes next"
             remark(f"the subscription {plain(subscription)} of {plain(topic)} is new: it begins with {where}, and "
                      "keeps messages until they are acknowledged or it is deleted (geminga admin topics unsubscribe)")

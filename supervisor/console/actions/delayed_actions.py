@@ -15,8 +15,8 @@ async def _messages(ask: Asking, values: Values) -> int:
     path, due_ms = f"/ops/v1/delayed/{topic_path(values['topic'])}", values["due"]
     if not (due_ms.isascii() and due_ms.isdigit() and len(due_ms) < 17):
         raise Wrong(text("action.cancel-delayed.gone"))
-    told = await ask.get(path, **{"by": "message", "from": due_ms, "to": int(due_ms) + 1, "limit": 10_000})
-    for row in told["rows"]:
+    waiting = await ask.get(path, **{"by": "message", "from": due_ms, "to": int(due_ms) + 1, "limit": 10_000})
+    for row in waiting["rows"]:
         if row["id"] == values["message"]:
             return int(row["messages"])
     raise Wrong(text("action.cancel-delayed.gone"))

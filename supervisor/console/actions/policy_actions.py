@@ -78,9 +78,9 @@ def _field(part: Part, option: Option) -> Field:
 
 def _sent(policy: Policy, values: Values, level: _Level) -> Any:
     """Return the JSON that sets a policy to what fields say.  Raises Wrong."""
-    told = {part.json: _value(part, typed) for part, _ in policy.options_at(level.name)
+    value = {part.json: _value(part, typed) for part, _ in policy.options_at(level.name)
             if (typed := values.get(part.json or _VALUE, "").strip()) or part.type.name == "list"}
-    sent = told if policy.is_object else told.get("")
+    sent = value if policy.is_object else value.get("")
     try:
         read(policy, sent)
     except Invalid as error:

@@ -38,8 +38,8 @@ async def everywhere(ask: Asking) -> Values:
     table = await ask.get("/ops/v1/subscriptions", sort="delayed", limit=1_000)
     waiting = [row for row in table["rows"] if row["delayed"]]
     topics = list(dict.fromkeys(without_partition(row["topic"]) for row in waiting))
-    told = await asyncio.gather(*(_of(ask, topic) for topic in topics[:_TOPICS]))
-    rows = sorted(filter(None, told), key=lambda row: -row["waiting"])
+    listings = await asyncio.gather(*(_of(ask, topic) for topic in topics[:_TOPICS]))
+    rows = sorted(filter(None, listings), key=lambda row: -row["waiting"])
     return {"rows": rows, "bars": bars_of((hour for row in rows for hour in row["hours"]), ""),
             "total": len(topics), "waiting": sum(row["waiting"] for row in rows),
             "is_bounded": len(topics) > _TOPICS or (table["more"] and len(waiting) == len(table["rows"])),
@@ -49,8 +49,8 @@ async def everywhere(ask: Asking) -> Values:
 
 async def _of(ask: Asking, topic: str) -> dict[str, Any] | None:
     """Return what waits in a topic, None if the role may not see it or nothing waits any more."""
-    told = await ask.maybe(f"/ops/v1/delayed/{topic_path(topic)}", by="hour", limit=_HOURS)
-    if told is None or not told["waiting"]:
+    hours = await ask.maybe(f"/ops/v1/delayed/{topic_path(topic)}", by="hour", limit=_HOURS)
+    if hours is None or not hours["waiting"]:
         return None
-    return {"topic": topic, "waiting": told["waiting"], "next_due_ms": told["next_due_at"], "hours": told["rows"],
-            "index_bytes": told["index_bytes"], "memory_bytes": told["memory_bytes"]}
+    return {"topic": topic, "waiting": hours["waiting"], "next_due_ms": hours["next_due_at"], "hours": hours["rows"],
+            "index_bytes": hours["index_bytes"], "memory_bytes": hours["memory_bytes"]}

@@ -22,12 +22,12 @@ async def audit(ask: Asking) -> Values:
     since = time.time_ns() // 1_000_000 - seconds * 1_000 if seconds else None
     if "since" in ask.query:      # of a link on the overview
         since = int(ask.query["since"]) if ask.query["since"].isdigit() else None
-    told = await ask.get("/ops/v1/audit", limit=_LINES, role=query["role"] or None, match=query["match"] or None,
+    answer = await ask.get("/ops/v1/audit", limit=_LINES, role=query["role"] or None, match=query["match"] or None,
                          since=since, at=query["at"] or None)
-    for row in told["rows"]:
+    for row in answer["rows"]:
         row["time_ms"] = time_ms_of(row)
     kept = {name: value for name, value in ask.query.items() if value and name != "at"}
-    return {"rows": told["rows"], "more": kept | {"at": told["at"]} if told["more"] else None, "asked": query,
+    return {"rows": answer["rows"], "more": kept | {"at": answer["at"]} if answer["more"] else None, "asked": query,
             "spans": list(SPANS), "first": kept if query["at"] else None,
             "commands": [f"tail -n {_LINES} DATA_DIR/audit.log"]}
 

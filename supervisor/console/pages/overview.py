@@ -42,8 +42,8 @@ async def _slowest(ask: Asking) -> list[dict[str, Any]]:
     rows = [row for row in table["rows"] if row["backlog"]] if table is not None else []
 
     async def why(row: dict[str, Any]) -> str:
-        told = await ask.maybe(f"/ops/v1/why/{topic_path(row['topic'])}/{ask.quoted(row['subscription'])}")
-        return sentences.reason(told) if told else ""
+        why = await ask.maybe(f"/ops/v1/why/{topic_path(row['topic'])}/{ask.quoted(row['subscription'])}")
+        return sentences.reason(why) if why else ""
 
     for row, reason in zip(rows, await asyncio.gather(*map(why, rows)), strict=True):
         row["why"] = reason

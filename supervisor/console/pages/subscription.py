@@ -22,15 +22,15 @@ async def subscription(ask: Asking) -> Values:
     name = ask.part("subscription")
     path = f"{ask.topic_path}/{ask.quoted(name)}"
     why, cursor = await asyncio.gather(ask.get(f"/ops/v1/why/{path}"), _cursor(ask, path))
-    told = sentences.tell(why, payloads.words(ask.topic), name)
+    sentence = sentences.tell(why, payloads.words(ask.topic), name)
     parts = payloads.partition_names(ask.topic, 0 if why[0]["topic"] == ask.topic else len(why))
     part = ask.query.get("partition", "")
     chosen = parts[int(part)] if part.isdecimal() and len(part) < 6 and int(part) < len(parts) else parts[0]
     is_update = ask.request.path == "/console/live"      # which leaves the messages alone: somebody reads them
     messages = None if is_update else await _messages(ask, chosen, name)
     return {
-        "topic": ask.topic, "name": name, "why": why, "lead": told[0].partition("): ")[2] or told[0],
-        "lines": [line.strip() for line in told[1:]], "kind": next((part["type"] for part in why), "None"),
+        "topic": ask.topic, "name": name, "why": why, "lead": sentence[0].partition("): ")[2] or sentence[0],
+        "lines": [line.strip() for line in sentence[1:]], "kind": next((part["type"] for part in why), "None"),
         "backlog": sentences.backlog_of(why),
         "parked": sum(cause["cause"] == "parked" for part in why for cause in part["causes"]),
         "consumers": sentences.holders_of(why), "draining": list(_draining(why)), "maps": list(_maps(cursor)),

@@ -67,8 +67,8 @@ async def rows(request: web.Request) -> web.Response:
     table = TABLES.get(request.match_info["table"])
     if table is None:
         raise web.HTTPNotFound(text="There is no such table")
-    told = await _window(Asking(request, request.match_info, request.query), table, request.query.get("offset", "0"))
-    return web.Response(text=rendering.page("table_rows.html", {"table": told}), content_type="text/html")
+    window = await _window(Asking(request, request.match_info, request.query), table, request.query.get("offset", "0"))
+    return web.Response(text=rendering.page("table_rows.html", {"table": window}), content_type="text/html")
 
 
 async def _page(ask: Asking, table: Table) -> Values:

@@ -163,11 +163,11 @@ def _of_part(name: str, part: Row) -> list[Row]:
 
 async def _delayed(ask: Asking) -> Values | None:
     """Return the delayed messages by time, None if the role may not see them."""
-    told = await ask.maybe(f"/ops/v1/delayed/{ask.topic_path}", by="hour", limit=_HOURS)
-    if told is None:
+    hours = await ask.maybe(f"/ops/v1/delayed/{ask.topic_path}", by="hour", limit=_HOURS)
+    if hours is None:
         return None
     address = f"/console/topics/{ask.topic_path}/delayed"
-    return {**told, "bars": bars_of(told["rows"], address), "address": address}
+    return {**hours, "bars": bars_of(hours["rows"], address), "address": address}
 
 
 async def schemas_of(ask: Asking, base: str) -> list[Row] | None:

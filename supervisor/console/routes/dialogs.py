@@ -46,8 +46,8 @@ async def dialog(request: web.Request) -> web.Response:
         problem = str(wrong)
     except QuestionRefused as refused:
         problem = refused.text
-    told: dict[str, Any] = {"action": action, "values": values, "plan": plan, "problem": problem}
-    return web.Response(text=rendering.page("dialog.html", told), content_type="text/html")
+    context: dict[str, Any] = {"action": action, "values": values, "plan": plan, "problem": problem}
+    return web.Response(text=rendering.page("dialog.html", context), content_type="text/html")
 
 
 def _refuse_empty(action: Action, values: Values) -> None:

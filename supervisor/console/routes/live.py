@@ -64,7 +64,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
                common: dict[str, Any]) -> None:
     await answer.write(b"retry: %d\n\n" % _RETRY_MS)
     shown: dict[str, str] = {}
-    told = due = time.monotonic()
+    sent = due = time.monotonic()
     steps, sampled_ms = Steps(_STEP_SECONDS), request.app[HISTORY].last_ms()
     while request.transport is not None and not request.transport.is_closing():
         if not await holds(request):
@@ -83,14 +83,14 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
             changed = {name: html for name, html in parts.items() if shown.get(name) != html}
             if changed:
                 await answer.write(event("parts", changed))
-                shown, told = shown | changed, now
+                shown, sent = shown | changed, now
             due = now + page.every_s - _STEP_SECONDS / 2
         for sample in request.app[HISTORY].after(sampled_ms) if page.path == "/" else []:
             await answer.write(event("sample", sample))
-            told, sampled_ms = now, int(sample["at"])
-        if now - told > _PING_SECONDS:
+            sent, sampled_ms = now, int(sample["at"])
+        if now - sent > _PING_SECONDS:
             await answer.write(b":\n\n")
-            told = now
+            sent = now
         await steps.next()
 
 

@@ -38,7 +38,7 @@ async def tail(request: web.Request) -> web.StreamResponse:
 
 async def _run(request: web.Request, answer: web.StreamResponse) -> None:
     ask = Asking(request, request.match_info, request.query)
-    told = time.monotonic()
+    sent = time.monotonic()
     try:
         following = await _Following.of(ask)
         while request.transport is not None and not request.transport.is_closing():
@@ -46,10 +46,10 @@ async def _run(request: web.Request, answer: web.StreamResponse) -> None:
                 raise QuestionRefused(web.HTTPUnauthorized.status_code, text("messages.session_over"))
             if news := await following.step():
                 await answer.write(live.event("rows", news))
-                told = time.monotonic()
-            elif time.monotonic() - told > _PING_SECONDS:
+                sent = time.monotonic()
+            elif time.monotonic() - sent > _PING_SECONDS:
                 await answer.write(b":\n\n")
-                told = time.monotonic()
+                sent = time.monotonic()
             await asyncio.sleep(_STEP_SECONDS)
     except QuestionRefused as refused:
         await answer.write(live.event("ended", {"reason": refused.text}))
