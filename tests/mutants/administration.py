@@ -80,11 +80,11 @@ BUGS = [
         ("subscription = subscription_of(request)", 'subscription = part_of(request, "subscription")',
          "a name that is encoded twice passes by the roles of its subscription")),
     *of("supervisor/admin/resources/topics.py", "clients/test_reach.py",
-        ("addresses._replace(http=at.http)", "addresses", "a port map of HTTP is not passed on")),
+        ("addresses._replace(http=seen.http)", "addresses", "a port map of HTTP is not passed on")),
     *of("supervisor/configuration/pulsar_texts.py", "supervisor/test_config.py",
         ('    if key in TLS_PORTS.values() and not read("tls.certificate"):', "    if False:",
          "a port of TLS is told without TLS"),
-        ("return told | dict(config.pulsar_texts) | dict(changed)", "return told | dict(changed)",
+        ("return translated | dict(config.pulsar_texts) | dict(changed)", "return translated | dict(changed)",
          "settings are told in other words than they were written")),
     *of("supervisor/admin/requests/request_parts.py", "supervisor/test_admin_alone.py",
         ("                if refusal.code != api.SubscriptionNotFound:\n                    raise\n"
