@@ -136,15 +136,26 @@ class Checkpoint(NamedTuple):
         self.snapshots.extend(other.snapshots)
 
 
-def collect_checkpoint(changed: Iterable[Changed]) -> Checkpoint:
-    """Collect a checkpoint from the files and snapshots of all changed objects.  Raises OSError."""
-    parts = [each.checkpoint() for each in changed]
-    return Checkpoint({path for files, _ in parts for path in files},
-                      [snapshot for _, snapshots in parts for snapshot in snapshots])
-
-
 class TooMuch(Exception):
     """Exception for a checkpoint that could not be written before its deadline."""
+
+
+def in_time(is_over: Callable[[], bool], things: Iterable[_T]) -> Iterator[_T]:
+    """Yield the things.  Raises TooMuch instead of the next one as soon as `is_over()` is true."""
+    for thing in things:
+        if is_over():
+            raise TooMuch
+        yield thing
+
+
+def collect_checkpoint(changed: Iterable[Changed], is_over: Callable[[], bool] = lambda: False) -> Checkpoint:
+    """Collect a checkpoint from the files and snapshots of all changed objects.
+
+    is_over: as in `write_checkpoint`.  Raises OSError, TooMuch.
+    """
+    parts = [each.checkpoint() for each in in_time(is_over, changed)]
+    return Checkpoint({path for files, _ in parts for path in files},
+                      [snapshot for _, snapshots in parts for snapshot in snapshots])
 
 
 def write_checkpoint(files: set[Path], snapshots: list[FileSnapshot], is_over: Callable[[], bool] = lambda: False,
@@ -154,26 +165,20 @@ def write_checkpoint(files: set[Path], snapshots: list[FileSnapshot], is_over: C
     is_over: returns whether the deadline has passed.  disk: the file system of partitions; None if nobody has kept it
     open.  Raises OSError; TooMuch as soon as `is_over()` is true.
     """
-    def one_by_one(things: Iterable[_T]) -> Iterator[_T]:
-        for thing in things:
-            if is_over():
-                raise TooMuch
-            yield thing
-
     named = files | {snapshot.path for snapshot in snapshots}
     if disk is not None and len(named) > _MANY and disk.has({path.parent for path in named}):
         try:
-            return _write_together(snapshots, disk, one_by_one)
+            return _write_together(snapshots, disk, is_over)
         except OSError as error:
             if not is_full(error):      # one by one, fewer files are there twice
                 raise
-    for snapshot in one_by_one(snapshots):
+    for snapshot in in_time(is_over, snapshots):
         snapshot.write()
-    for path in one_by_one(files):
+    for path in in_time(is_over, files):
         with contextlib.suppress(FileNotFoundError):      # deleted since: fully acknowledged
             sync(path, os.fdatasync)
     # A file has its name, and a replaced one its new content, only when its folder is synced as well.
-    for folder in one_by_one({path.parent for path in named}):
+    for folder in in_time(is_over, {path.parent for path in named}):
         with contextlib.suppress(FileNotFoundError):      # deleted since
             sync(folder, os.fsync)
     # `partitions` and `transactions`, which name these folders, and the data folder: these are never deleted.
@@ -181,20 +186,21 @@ def write_checkpoint(files: set[Path], snapshots: list[FileSnapshot], is_over: C
         sync(folder, os.fsync)
 
 
-def _write_together(snapshots: list[FileSnapshot], disk: FileSystem,
-                    one_by_one: Callable[[Iterable[FileSnapshot]], Iterator[FileSnapshot]]) -> None:
+def _write_together(snapshots: list[FileSnapshot], disk: FileSystem, is_over: Callable[[], bool]) -> None:
     """Write the snapshots, and sync everything in the file system before their content is put in place, and after.
 
     Raises OSError, TooMuch.
     """
+    prepared = []
     try:
-        for snapshot in one_by_one(snapshots):
+        for snapshot in in_time(is_over, snapshots):
+            prepared.append(snapshot)
             snapshot.prepare()
         disk.sync()      # else a power cut could leave a name with a file that has no content yet
-        for snapshot in snapshots:
+        for snapshot in in_time(is_over, snapshots):
             snapshot.put()
     except (OSError, TooMuch):
-        for snapshot in snapshots:
+        for snapshot in prepared:      # no others: after a deadline there is no time to look for thousands of files
             snapshot.drop()
         raise
     disk.sync()      # else a power cut could bring the former files back, whose journal is about to be written over

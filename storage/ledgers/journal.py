@@ -47,7 +47,6 @@ _GROUP, _ROW, _OP = format.GROUP_ROW.itemsize, format.INDEX_ROW.itemsize, format
 _SEGMENTS_MIN = 2                # one is written while another is checkpointed, even on a full disk
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _COLLECTED_MAX = 16              # objects of a checkpoint that are collected at once: about 2 ms
-_CLOSE_SECONDS = 2.5             # for the last checkpoint; a stop may take five seconds
 
 Piece = bytes | memoryview
 
@@ -339,7 +338,7 @@ class Journal:
         Without the sync a power cut could leave a segment's old header with parts of the records of its next use.
         """
         began = time.monotonic()
-        write_checkpoint(*checkpoint, lambda: time.monotonic() > self._closed_by, self._disk)
+        write_checkpoint(*checkpoint, self._is_over, self._disk)
         log.debug("a checkpoint was made", segments=len(segments), files=len(checkpoint.files),
                   seconds=round(time.monotonic() - began, 3))
         # The oldest first.  If a start found only older segments, it would undo what the newer ones had changed.
@@ -386,24 +385,28 @@ class Journal:
             self._segments -= 1
             segment.path.unlink()
 
-    def close(self) -> None:
+    def _is_over(self) -> bool:
+        """Whether the time for the last checkpoint has passed."""
+        return time.monotonic() > self._closed_by
+
+    def close(self, until: float = math.inf) -> None:
         """Write a last checkpoint, and retire all segments, so that the next start has nothing to replay.
 
-        If that takes longer than a stop may, segments stay for the next start.  Raises NotDurable if segments stay for
+        until: time.monotonic() after which segments stay for the next start.  Raises NotDurable if segments stay for
         another reason.
         """
         self.sync()
-        self._closed_by = time.monotonic() + _CLOSE_SECONDS
+        self._closed_by = until
         segments = self._held()
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
             changed = self._dirty | dict.fromkeys(each for _, some in self._full for each in some)
-            last = collect_checkpoint(changed)
+            last = collect_checkpoint(changed, self._is_over)
             if self._collecting is not None:
                 last.add(self._collecting.checkpoint)
-                last.add(collect_checkpoint(self._collecting.left))
-            write_checkpoint(*last, lambda: time.monotonic() > self._closed_by, self._disk)
+                last.add(collect_checkpoint(self._collecting.left, self._is_over))
+            write_checkpoint(*last, self._is_over, self._disk)
             for segment in segments:
                 retire(segment, self._number + 1)
                 os.fdatasync(segment.fd)

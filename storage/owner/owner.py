@@ -3,6 +3,8 @@
 This file builds an owner from its parts, each of which is given the tables and parts that it uses.  Start with
 owner_pass.py, which has the steps of a pass.
 """
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -263,12 +265,17 @@ class Owner:
         self.requests.end_sessions(worker)
         self.decisions.forget_worker(worker)
 
-    def close(self) -> None:
-        """Write all changes to disk, so that the next start has nothing to replay.  Raises NotDurable."""
+    def close(self, until: float = math.inf) -> None:
+        """Write all changes to disk, so that the next start has nothing to replay.
+
+        until: time.monotonic() after which the rest is left to the next start.  Raises NotDurable.
+        """
         self.passes.apply_received()
         self.durability.commit()
         while self.space.is_full and self.space.give_up():
             pass
-        self.schedules.close()
-        self.journal.close()
+        # Delayed indexes get half of the time: they can be scanned anew, while a journal is replayed as a whole.
+        now = time.monotonic()
+        self.schedules.close(now + (until - now) / 2)
+        self.journal.close(until)
         self.catalogue.close()

@@ -32,6 +32,10 @@ from geminga.storage.transactions.peers import Links
 _AGAIN_SECONDS = 1          # between attempts to begin
 _TELL_SECONDS = 0.25        # between reports of a recovery's progress, and between answers to pings
 _ENVELOPES_MAX = 256        # most envelopes of one pass; pass_bytes_max bounds their bytes
+# Between the last write of an owner that stops and the time at which it would be killed: a sync of the file system that
+# is under way ends in it, and files that were not put in place are removed.
+_SPARE_SECONDS = 1.0
+_CLOSE_SECONDS = 2.5        # to write files where nobody has said how long that may take
 _RECEIVE_SECONDS = 0.1      # a pass receives no further envelope after this time, so that answers do not wait long
 
 
@@ -82,7 +86,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     control.send(ready={"recovered": entries})
     links = Links(context, run_dir, serial)
     try:
-        _loop(owner, router, links, control, lease)
+        seconds = _loop(owner, router, links, control, lease)
     except OSError as error:
         if is_of_disk(error):
             raise NotDurable(text_of(error)) from error
@@ -91,7 +95,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
         links.close()
         router.close()
         context.term()
-    owner.close()
+    owner.close(time.monotonic() + seconds)
 
 
 def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
@@ -158,8 +162,9 @@ def _answerer(control: Control) -> Callable[[], None]:
     return answer
 
 
-def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Control, lease: Lease) -> None:
-    """Run passes until told to stop, or until new options need a new process."""
+def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Control, lease: Lease) -> float:
+    """Run passes until told to stop, or until new options need a new process; return the seconds left to write files.
+    """
     passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
@@ -181,16 +186,16 @@ def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Contro
                 log.begin(of_log)
                 if not owner.can_be_configured(options):
                     control.send(configured="again")
-                    return
+                    return _CLOSE_SECONDS
                 owner.configure(options)
                 control.send(configured="")
             elif "drain" in message:
                 owner.drain()
                 control.send(drained=True)
             elif "stop" in message:
-                return
+                return float(message["stop"]) - _SPARE_SECONDS
         if not control.is_open:
-            return
+            return _CLOSE_SECONDS
         answers = passes.end()
         lease.keep()
         for worker, frames in answers:

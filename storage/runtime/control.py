@@ -17,7 +17,8 @@
                            {"close": "host:port"}           to a worker: close the connection from this address
                            {"options": packed}              new options, in force from now on
                            {"drain": true}                  stop publishing and delivering, then answer "drained"
-                           {"stop": true}                   tell clients, and exit
+                           {"stop": seconds}                tell clients, write everything, and exit; it is killed
+                                                            after so many seconds
 """
 import json
 import pickle

@@ -5,8 +5,10 @@ removes files that no snapshot needs any more. After a power cut in between, the
 files that they refer to.
 """
 import contextlib
+import math
 import os
 import time
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,10 +17,12 @@ from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.delayed.persistence import IndexSnapshot
 from geminga.storage.disk.files import sync, sync_all, write_anew
 from geminga.storage.errors import text_of
+from geminga.storage.ledgers.checkpoints import TooMuch, in_time
 from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.options_in_force import OptionsInForce
 from geminga.storage.open_topics.reports import Reports
 from geminga.storage.open_topics.watcher import Watcher
+from geminga.storage.runtime.log import log
 from geminga.storage.topics.partition import Partition
 
 _WORK_SECONDS = 0.002       # in each pass
@@ -36,6 +40,7 @@ class DelayedScheduler(Watcher):
         self._thread: ThreadPoolExecutor | None = None
         self._saving: tuple[Future[None], list[IndexSnapshot]] | None = None
         self._save_ms = 0                                     # when to save next
+        self._closed_by = math.inf                            # time.monotonic() at which saves give up
 
     def __repr__(self) -> str:
         return f"<DelayedScheduler indexes={len(self._all)} busy={len(self._busy)} to_save={len(self._to_save)}>"
@@ -128,8 +133,13 @@ class DelayedScheduler(Watcher):
         if self._saving is None and now_ms >= self._save_ms:
             self._prepare(now_ms)
 
-    def close(self) -> None:
-        """Save all changed delayed indexes, and end the thread."""
+    def close(self, until: float = math.inf) -> None:
+        """Save all changed delayed indexes, and end the thread.
+
+        until: time.monotonic() after which the rest is not saved: the next start scans its ledgers from the older
+        snapshots on.
+        """
+        self._closed_by = until
         self._wait()
         self._save_now([index for index in self._all.values() if index.is_dirty])
         if self._thread is not None:
@@ -154,7 +164,7 @@ class DelayedScheduler(Watcher):
         self._to_save = {}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "schedules")
-        self._saving = self._thread.submit(_write, self._data_dir, snapshots), snapshots
+        self._saving = self._thread.submit(self._write, snapshots), snapshots
 
     def _collect(self) -> None:
         """Finish the save that has ended: remove unneeded files, or after an error mark the indexes as unsaved."""
@@ -164,8 +174,8 @@ class DelayedScheduler(Watcher):
         # would miss one, and rebuild the index.
         try:
             future.result()
-        except OSError as error:
-            self._reports.once(f"{text_of(error)}; schedules are not saved", code="G103")
+        except (OSError, TooMuch) as error:
+            self._not_saved(error)
             for snapshot in snapshots:
                 snapshot.index.is_dirty = True
         else:
@@ -175,8 +185,7 @@ class DelayedScheduler(Watcher):
     def _wait(self) -> None:
         """Wait for the end of the save of delayed indexes in progress, if any."""
         if self._saving is not None:
-            with contextlib.suppress(OSError):
-                self._saving[0].result()
+            futures.wait([self._saving[0]])
             self._collect()
 
     def _save_now(self, indexes: list[DelayedIndex]) -> None:
@@ -184,15 +193,42 @@ class DelayedScheduler(Watcher):
         if not indexes:
             return
         try:
-            for index in indexes:
+            for index in in_time(self._is_over, indexes):
                 index.flush(self._decisions.now_ms)
-            snapshots = [persistence.take_snapshot(index) for index in indexes]
-            _write(self._data_dir, snapshots)
-        except OSError as error:                      # a start scans the ledgers from the older snapshot on
-            self._reports.once(f"{text_of(error)}; schedules are not saved", code="G103")
+            snapshots = [persistence.take_snapshot(index) for index in in_time(self._is_over, indexes)]
+            self._write(snapshots)
+        except (OSError, TooMuch) as error:           # a start scans the ledgers from the older snapshot on
+            self._not_saved(error)
         else:
             for snapshot in snapshots:
                 snapshot.remove_files()
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._closed_by
+
+    def _not_saved(self, error: OSError | TooMuch) -> None:
+        if isinstance(error, TooMuch):
+            log.info("not all schedules can be saved before a stop; the next start completes them", code="G105")
+        else:
+            self._reports.once(f"{text_of(error)}; schedules are not saved", code="G103")
+
+    def _write(self, snapshots: list[IndexSnapshot]) -> None:
+        """Write snapshots of delayed indexes durably, after the window files that they refer to.
+
+        Raises OSError; TooMuch, when a stop has no more time.
+        """
+        # The window files go to the disk before the snapshots that name their sizes.  In the other order, a power cut
+        # would leave a snapshot that claims rows of which the file has zeros: the index would count as damaged, and be
+        # scanned anew from all ledgers.
+        sync_all(self._data_dir)
+        for snapshot in in_time(self._is_over, snapshots):
+            folder = snapshot.path.parent
+            with contextlib.suppress(FileNotFoundError):      # the partition was deleted
+                folder.parent.stat()
+                folder.mkdir(exist_ok=True)
+                write_anew(snapshot.path, snapshot.data)
+                for named in (folder, folder.parent):
+                    sync(named, os.fsync)
 
 
 def _tell(partition: Partition, released: Released) -> None:
@@ -200,19 +236,3 @@ def _tell(partition: Partition, released: Released) -> None:
     for subscription in partition.attached if released else ():
         assert subscription.dispatcher is not None, subscription      # it has consumers
         subscription.dispatcher.fell_due(released)
-
-
-def _write(data_dir: Path, snapshots: list[IndexSnapshot]) -> None:
-    """Write snapshots of delayed indexes durably, after the window files that they refer to.  Raises OSError."""
-    # The window files go to the disk before the snapshots that name their sizes.  In the other order, a power cut would
-    # leave a snapshot that claims rows of which the file has zeros: the index would count as damaged, and be scanned
-    # anew from all ledgers.
-    sync_all(data_dir)
-    for snapshot in snapshots:
-        folder = snapshot.path.parent
-        with contextlib.suppress(FileNotFoundError):      # the partition was deleted
-            folder.parent.stat()
-            folder.mkdir(exist_ok=True)
-            write_anew(snapshot.path, snapshot.data)
-            for named in (folder, folder.parent):
-                sync(named, os.fsync)

@@ -24,10 +24,12 @@ def stop_step(children: Iterable[Child], passed: float, *, is_last: bool) -> boo
     for roles in _LAST if is_last else _ORDER:
         alive = [child for child in children if child.role in roles and child.state != GONE]
         for child in alive:
+            left = (_LAST_SECONDS if is_last and child.role == "admin" else STOP_SECONDS[child.role]) - passed
             if child.state != STOPPING:
                 child.become(STOPPING)
-                child.control.send(stop=True)
-            elif passed > (_LAST_SECONDS if is_last and child.role == "admin" else STOP_SECONDS[child.role]):
+                child.control.send(stop=left)
+            elif left < 0 and not child.killed_for:      # once: a process may take a while to end
+                child.killed_for = "did not stop"
                 log.warning(f"{child.name} does not stop; killed", code="G202")
                 os.kill(child.pid, signal.SIGKILL)
         if alive:

@@ -2,8 +2,10 @@
 effects on disk.
 """
 import errno
+import itertools
 import os
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -316,12 +318,41 @@ def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):
         open_journal(tmp_path / "journal", segment_bytes=SEGMENT, segments_max=4)
 
 
-def test_what_a_stop_has_no_time_for_the_next_start_does(rigs, monkeypatch, capfd):
+@dataclass(frozen=True)
+class Stated:
+    """A partition whose state is in memory only."""
+
+    number: int
+    snapshot: checkpoints.FileSnapshot
+
+    def checkpoint(self):
+        return [], [self.snapshot]
+
+
+@pytest.mark.parametrize("step", ["collected", "prepared", "put in place"])
+def test_a_checkpoint_of_thousands_of_objects_ends_at_its_deadline_in_each_step(folders, whole, step):
+    """A broker with 100,000 open topics was killed at each stop, because only one step looked at the deadline."""
+    looks = {"collected": 30, "prepared": 130, "put in place": 230}[step]
+    asked = itertools.count()
+    changed = {Stated(*snapshot) for snapshot in enumerate(states(folders, 100))}
+
+    def is_over():
+        return next(asked) >= looks
+
+    with pytest.raises(checkpoints.TooMuch):
+        checkpoints.write_checkpoint(*checkpoints.collect_checkpoint(changed, is_over), is_over, whole)
+    assert next(asked) == looks + 1      # nothing went on behind it
+    assert not [*folders.glob("*/*.new")]
+    assert len([*folders.glob("*/state")]) == (30 if step == "put in place" else 0)
+
+
+def test_what_a_stop_has_no_time_for_the_next_start_does(rigs, capfd):
     """A stop that runs out of time leaves its checkpoint to the next start, and nothing is lost."""
     rig = rigs()
     producer = rig.producer("a")
     positions = rig.publish(producer, b"1", b"2")
-    monkeypatch.setattr(journal, "_CLOSE_SECONDS", -1)
+    rig.is_open = False
+    rig.owner.close(until=time.monotonic())
     again = rigs.restart(rig)
     assert "the next start does it" in capfd.readouterr().err
     assert again.recovered == 2

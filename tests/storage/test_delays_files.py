@@ -1,6 +1,7 @@
 """Files of the delayed index: windows, saving, damage and full disks."""
 import errno
 import os
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -79,6 +80,20 @@ def test_files_that_are_damaged_are_made_anew(rigs, how, which):
     is_unnoticed = how == "longer" or (how, which) == ("lost", "what says of them")
     assert is_unnoticed or life.rig.counters.read()["damage_found"] >= 1
     assert life.account()["acknowledged"] == 3
+
+
+def test_a_stop_without_time_saves_no_index_and_no_message_is_lost(rigs, capfd):
+    """A stop would be killed while it saves thousands of indexes; the next start scans the ledgers instead."""
+    life = Life(rigs())
+    life.consumer()
+    times = spread_over(100, HOUR_MS)
+    life.publish(**times)
+    life.rig.is_open = False
+    life.rig.owner.close(until=time.monotonic())
+    assert "not all schedules can be saved" in capfd.readouterr().err
+    assert not (format.partition_folder(life.rig.data_dir, 1) / "delayed/schedule").exists()
+    life.move(rigs.restart(life.rig))
+    check_all_come(life, life.consumer(), times)
 
 
 def test_there_is_a_file_for_each_window_of_time(rigs):

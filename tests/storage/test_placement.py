@@ -214,7 +214,7 @@ def test_an_owner_hears_that_others_have_recovered_before_it_takes_commands(form
         zmq_frames.send(worker, envelope.seal([early.subscribe(mine, "sub")[0]]))
         assert router.poll(10_000)
         supervisor.send(owner=[1, 2])
-        supervisor.send(stop=True)
+        supervisor.send(stop=4.0)
         links = Links(context, tmp_path, 1)
         process._loop(early.owner, router, links, control, Lease())
         links.close()

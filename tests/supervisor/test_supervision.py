@@ -8,10 +8,11 @@ import pytest
 from geminga.storage.runtime.control import control_pair
 from geminga.storage.runtime.counters import make_counters
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.processes import serve
+from geminga.supervisor.processes import serve, stopping
 from geminga.supervisor.processes.children import GONE, READY, RESTART_MIN_SECONDS, STARTING, Child, Process
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, STARTING_SECONDS, Heartbeat, State
 from geminga.supervisor.processes.serve import Supervisor
+from geminga.supervisor.processes.stopping import STOP_SECONDS
 from geminga.workers.web.handovers import make_handovers
 
 
@@ -204,17 +205,33 @@ def test_owners_stop_after_those_who_send_to_them(played):
     first, second, worker, admin = played.serve().children
     played.supervisor.begin_stop()
     assert not played.supervisor._stop_step()
-    assert played.told(worker) == played.told(admin) == [{"stop": True}]
+    assert played.told(worker) == played.told(admin) == [{"stop": STOP_SECONDS["worker"]}]
     assert played.told(first) == played.told(second) == []
     played.end(worker)
     assert not played.supervisor._stop_step()
     assert (first.state, second.state) == (READY, READY)
     played.end(admin)
+    played.now += 1      # of the time of all
     assert not played.supervisor._stop_step()
-    assert played.told(first)[-1] == played.told(second)[-1] == {"stop": True}
+    assert played.told(first)[-1] == played.told(second)[-1] == {"stop": STOP_SECONDS["owner"] - 1}
     played.end(first)
     played.end(second)
     assert played.supervisor._stop_step()
+
+
+def test_a_process_that_does_not_stop_is_killed_and_named_once(played, monkeypatch, capfd):
+    """A process with much memory, or in a sync, takes a while to end after its SIGKILL."""
+    first, second, worker, admin = played.serve().children
+    killed = []
+    monkeypatch.setattr(stopping.os, "kill", lambda pid, number: killed.append(pid))
+    children = [first, second, worker, admin]
+    for child in (worker, admin):
+        played.end(child)
+    assert not stopping.stop_step(children, 0.1, is_last=False)
+    for passed in (STOP_SECONDS["owner"] + 0.1, STOP_SECONDS["owner"] + 0.2):
+        assert not stopping.stop_step(children, passed, is_last=False)
+    assert killed == [first.pid, second.pid]
+    assert capfd.readouterr().err.count("does not stop; killed") == 2
 
 
 def test_the_closed_line_of_a_child_does_not_wake_the_supervisor_again(played):
