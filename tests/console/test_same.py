@@ -30,7 +30,7 @@ VALUES = {
     "actions": "produce,consume", "partitions": "8", "entries": "3", "time": "-1h", "message": "earliest", "age": "1d",
     "start": "latest", "key": "team", "value": "payments", "level": "debug", "seconds": "60",
     "setting": "dispatchThrottlingRateInMsg", "alarm": "damage", "roles": "alice", "schema": '{"type": "string"}',
-    "type": "STRING", "policy": "retention"}
+    "type": "STRING", "policy": "retention", "schedule": "daily"}
 OWN = {
     "create-topic": {"topic": "acme/eu/new", "partitions": "3"}, "create-subscription": {"subscription": "other"},
     "create-tenant": {"tenant": "other"}, "create-namespace": {"namespace": "us"},
@@ -39,7 +39,16 @@ OWN = {
     "delete-tenant": {"tenant": "empty"}, "delete-namespace": {"namespace": "acme/empty"},
     "delete-topic": {"force": "true"}, "remove-namespace-policy": {"policy": "messageTTL"},
     "change-setting": {"value": "100"}, "upload-schema": {"schema": ""},
+    "create-schedule": {"schedule": "new", "when": "30 7 * * MON-FRI", "time_zone": "Europe/Berlin", "missed": "all",
+                        "payload": "persistent://as it is", "key": "k", "properties": "a=b", "paused": "true"},
+    "resume-schedule": {"schedule": "paused"},
     "take-backlog-back": {"subscription": "cleared", "id": "1"}}      # the first one that the broker has kept
+
+# What commands print of the answer, by the end of the request's path.
+ANSWERS = {
+    "undelete": {"subscription": "cleared", "messages": 10}, "run": {"id": "0:0"},
+    "new": {"topic": TOPIC, "name": "new", "partition": TOPIC, "cron": "* * * * *", "time_zone": "UTC",
+            "missed": "last", "paused": True, "message": {}, "next": []}}
 
 
 class Recorder(ThreadingHTTPServer):
@@ -76,9 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.changes.append((self.command, self.path, json.loads(data) if data.strip() else None))
         if self.path == "/ops/v1/log-level":      # whose changes are answered as its questions are
             return self.do_GET()
-        if self.path.endswith("/undelete"):
-            return self._answer(200, json.dumps({"subscription": "cleared", "messages": 10}).encode())
-        self._answer(204, b"")
+        end = self.path.rpartition("/")[2]
+        self._answer(200, json.dumps(ANSWERS[end]).encode()) if end in ANSWERS else self._answer(204, b"")
 
     do_POST = do_PUT = do_DELETE = do_PATCH = _change
 
@@ -115,6 +123,11 @@ def filled(own, client):
             (f"/admin/v2/schemas/{NAMESPACE}/orders/schema", {"type": "STRING", "schema": "", "properties": {}})):
         status, text = request("POST", own.http_url + path, b"" if body is None else json.dumps(body).encode())
         assert status in (200, 204), text
+    for name in ("daily", "paused"):
+        body = {"cron": "0 18 * * *", "paused": name == "paused", "message": {"payload": "close"}}
+        status, text = request("PUT", f"{own.http_url}/ops/v1/schedules/persistent/{NAMESPACE}/orders/{name}",
+                               json.dumps(body).encode())
+        assert status == 200, text
     return own
 
 
@@ -164,12 +177,34 @@ def compare(filled, recorder, action, values):
     if action.name == "upload-schema":
         Path("schema.json").write_text(body)
     recorder.changes.clear()
-    with_address = [*words[:1], "--admin-url", recorder.url, *words[1:]] if words[0] == "admin" else \
-        [*words, "--admin-url", recorder.url]
+    place = 1 if words[0] == "admin" else 2      # behind the group, or the verb
+    with_address = [*words[:place], "--admin-url", recorder.url, *words[place:]]
     assert main.main(with_address) in (0, None), command
     sent = [(told, normal(where), what) for told, where, what in recorder.changes]
     expected = method, normal(path), json.loads(body) if body else None
     assert expected in sent, (command, expected, sent)
+
+
+@pytest.mark.parametrize("values", [
+    {"timing": "every", "when": "90s", "missed": "none", "payload": "-x"},
+    {"timing": "cron", "when": "0 18 * * *", "time_zone": "", "form": "value", "payload": '"text"'}],
+    ids=lambda one: one["timing"])
+def test_a_schedule_is_set_by_the_command_as_by_its_dialog(filled, recorder, values):
+    compare(filled, recorder, ACTIONS["create-schedule"], {"topic": TOPIC, "schedule": "new"} | values)
+
+
+@pytest.mark.parametrize("payload", ["persistent://as it is", "-x"])
+def test_the_command_that_publishes_has_the_payload_as_it_is(filled, client, payload):
+    consumer = client.subscribe(TOPIC, "published")
+    address = f"/console/actions/publish?{urlencode({'topic': TOPIC, 'payload': payload, 'key': 'k'})}"
+    _, dialog = request("GET", filled.http_url + address)
+    words = shlex.split(html.unescape(re.search(r"<code>(geminga [^<]*)</code>", dialog)[1]))
+    assert main.main([words[1], "--url", filled.service_url, *words[2:]]) in (0, None)
+    message = consumer.receive()
+    assert message.data().decode() == payload
+    consumer.acknowledge(message)
+    consumer.close()
+
 
 
 POLICIES = [action for action in ACTIONS.values() if action.words == "policy"]

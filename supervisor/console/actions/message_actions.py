@@ -7,7 +7,7 @@ from typing import Any
 
 from geminga.storage.runtime import units
 from geminga.storage.schemas.registry import InvalidSchema
-from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, topic_named
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, command, topic_named
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
@@ -26,21 +26,21 @@ async def publish(ask: Asking, values: Values) -> Plan:
     topic = topic_named(values["topic"])
     if len(values["payload"]) > TEXT_MAX:
         raise Wrong(text("action.publish.too_long"))
-    body, size = await _content(ask, topic, values)
-    body |= _about(values)
+    body, size = await content(ask, topic, values)
+    body |= about(values)
     subscriptions = await ask.maybe(f"/admin/v2/{topic_path(topic)}/subscriptions")      # None: only consumers see them
-    about = {"topic": human.short(topic), "size": human.size(size)}
+    told = {"topic": human.short(topic), "size": human.size(size)}
     if subscriptions:
-        effect = counted("action.publish.effect", len(subscriptions), **about)
+        effect = counted("action.publish.effect", len(subscriptions), **told)
     else:
-        effect = text("action.publish.effect_only" if subscriptions is None else "action.publish.effect_0", **about)
+        effect = text("action.publish.effect_only" if subscriptions is None else "action.publish.effect_0", **told)
     if "deliverAfter" in body:
         due_ms = time.time_ns() // 1_000_000 + units.millis(body["deliverAfter"])
         effect += " " + text("action.publish.later", time=units.instant(due_ms))
     return Plan("POST", f"/ops/v1/messages/{topic_path(topic)}", effect, _command(topic, values, body), body)
 
 
-async def _content(ask: Asking, topic: str, values: Values) -> tuple[dict[str, Any], int]:
+async def content(ask: Asking, topic: str, values: Values) -> tuple[dict[str, Any], int]:
     """Return the fields of a body that say the payload, and its bytes.  Raises Wrong."""
     payload = values["payload"]
     match values["form"]:
@@ -73,9 +73,9 @@ async def _encoded(ask: Asking, topic: str, value: Any) -> bytes:
         raise Wrong(getattr(error, "message", str(error))) from None
 
 
-def _about(values: Values) -> dict[str, Any]:
-    """Return the fields of a body about key, properties and delay.  Raises Wrong."""
-    about: dict[str, Any] = {"key": values["key"]} if values["key"] else {}
+def about(values: Values) -> dict[str, Any]:
+    """Return the fields of a body about key, properties and, where the dialog has it, delay.  Raises Wrong."""
+    fields: dict[str, Any] = {"key": values["key"]} if values["key"] else {}
     properties: dict[str, str] = {}
     for line in filter(None, map(str.strip, values["properties"].splitlines())):
         name, is_pair, value = line.partition("=")
@@ -83,21 +83,31 @@ def _about(values: Values) -> dict[str, Any]:
             raise Wrong(text("action.publish.no_property", line=line))
         properties[name] = value
     if properties:
-        about["properties"] = properties
-    if delay := values["delay"].strip():
+        fields["properties"] = properties
+    if delay := values.get("delay", "").strip():
         try:
             units.millis(delay)
         except ValueError as error:
             raise Wrong(str(error)) from None
-        about["deliverAfter"] = delay
-    return about
+        fields["deliverAfter"] = delay
+    return fields
 
 
 def _command(topic: str, values: Values, body: dict[str, Any]) -> str:
     if "isNull" in body or "payloadBase64" in body:
         return f"echo {words(json.dumps(body))} | geminga produce {words(topic)} --jsonl -"
-    options = [option for name, value in body.get("properties", {}).items() for option in ("-p", f"{name}={value}")]
-    options += ["-k", body["key"]] if "key" in body else []
+    options = options_of(body)
     options += ["--deliver-after", body["deliverAfter"]] if "deliverAfter" in body else []
     options += ["--schema"] if "value" in body else []
-    return f"geminga produce {words(topic, values['payload'], *options)}"
+    return command("produce", human.short(topic), *options, *as_last(values["payload"]))
+
+
+def as_last(payload: str) -> list[str]:
+    """Return a payload as the last argument of a command: one that begins with - would be an option otherwise."""
+    return ["--", payload] if payload.startswith("-") else [payload]
+
+
+def options_of(body: dict[str, Any]) -> list[str]:
+    """Return the options of a command for the key and the properties of a message."""
+    options = [option for name, value in body.get("properties", {}).items() for option in ("-p", f"{name}={value}")]
+    return options + (["-k", body["key"]] if "key" in body else [])

@@ -45,9 +45,9 @@ async def topic(ask: Asking) -> Values:
             "stats": stats, "sample": _sample(stats, partitions), "partitions": partitions,
             "producers": _producers(stats), "consumers": _consumers(stats),
             "definition": pretty(schemas[-1]["data"]) if schemas else "",
-            "delayed": delayed, "schedules": rows_of(schedules or []), "schemas": schemas, "policies": policies,
-            "compaction": compaction, "ledgers": ledgers, "rows_max": _ROWS, "partitions_max": _PARTITIONS,
-            "parts_max": _PARTS, "summed_max": _SUMMED,
+            "delayed": delayed, "schedules": None if schedules is None else rows_of(schedules), "schemas": schemas,
+            "policies": policies, "compaction": compaction, "ledgers": ledgers, "rows_max": _ROWS,
+            "partitions_max": _PARTITIONS, "parts_max": _PARTS, "summed_max": _SUMMED,
             "commands": _commands(ask.topic, count)}
 
 

@@ -14,6 +14,7 @@ from geminga.supervisor.console.actions import (
     delayed_actions,
     message_actions,
     policy_actions,
+    schedule_actions,
     schema_actions,
     subscription_actions,
     tenant_actions,
@@ -23,7 +24,7 @@ from geminga.supervisor.console.actions.action import Action, Plan, Values, Wron
 from geminga.supervisor.console.asking import Asking, QuestionRefused
 
 PARTS = (topic_actions, subscription_actions, message_actions, policy_actions, schema_actions, delayed_actions,
-         client_actions, tenant_actions, access_actions, broker_actions)
+         schedule_actions, client_actions, tenant_actions, access_actions, broker_actions)
 ACTIONS: dict[str, Action] = {action.name: action for part in PARTS for action in part.actions}
 routes = web.RouteTableDef()
 
