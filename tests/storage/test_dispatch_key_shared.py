@@ -309,6 +309,18 @@ def test_keys_that_are_done_with_count_though_nobody_asked_meanwhile(rigs):
     assert hashes_told(rig)[0] == [(0, 1, 0), (0, 1, 0), (0, 0, 0)]
 
 
+@pytest.mark.parametrize("acknowledged", [slice(1, 2), slice(0, 2)], ids=["one", "all up to it"])
+def test_keys_that_moved_and_were_acknowledged_at_once_count_as_done_with(rigs, acknowledged):
+    """The acknowledgement is the first to look at the hash since it moved, and clears it."""
+    rig = rigs(**SPLIT)
+    old = join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, rig.producer("a"), "A", "B").positions
+    join(rig, "new")
+    rig.run(rig.acks(old, *positions[acknowledged]))
+    assert hashes_told(rig)[0] == [(0, 1, 0), (0, 1, 0), (0, 0, 0)]
+
+
 # -- entries that are removed while a consumer works on them
 
 def remove(rig, how, positions):
