@@ -206,4 +206,5 @@ def hold_commits(decisions: Decisions, coordinator: Coordinator, question: quest
 
 def cut_backup(topics: TopicTable, snapshots: BackupSnapshots, coordinator: Coordinator,
                question: questions.CutBackup) -> questions.BackupCut:
-    return questions.BackupCut(*snapshots.cut(topics.by_name.values(), coordinator.backed_up))
+    return questions.BackupCut(*snapshots.cut(
+        topics.by_name.values(), coordinator.backed_up, topics.catalogue.kept_topics.backlog_rows))

@@ -56,6 +56,13 @@ class KeptCursor(NamedTuple):
     end: tuple[int, int]     # (ledger id, entry id): the last position that was cleared
 
 
+class BacklogRows(NamedTuple):
+    """Rows of the catalogue about cleared backlogs, in the order of their columns."""
+
+    kept: list[tuple[Any, ...]]          # of kept_topics
+    cursors: list[tuple[Any, ...]]       # of kept_cursors
+
+
 class KeptTopics:
     """Deleted topics and cleared backlogs in the catalogue that are kept."""
 
@@ -207,6 +214,31 @@ class KeptTopics:
         return self._database.read(
             "SELECT kept_cursors.id, name FROM kept_cursors JOIN partitions ON partition_id = partitions.id "
             "WHERE kept_id = ? ORDER BY kept_cursors.id", (number,))
+
+    def backlog_rows(self) -> BacklogRows:
+        """Return the rows of all cleared backlogs and of their cursors, for a backup.  Raises StorageFull."""
+        return BacklogRows(
+            self._database.read("SELECT id, topic, partitions, deleted_ms, until_ms, bytes, is_given_up, record "
+                                "FROM kept_topics WHERE id IN (SELECT kept_id FROM kept_cursors)"),
+            self._database.read("SELECT id, kept_id, partition_id, ledger, entry FROM kept_cursors"))
+
+    def put_back(self, rows: BacklogRows, partitions: set[int]) -> None:
+        """Insert the rows that are missing, of these partitions, into a backup's copy.  Raises StorageFull, NotDurable.
+
+        Ids of both tables are never given twice.
+        """
+        needed = set()
+        for cursor in rows.cursors:
+            if cursor[2] in partitions:
+                self._database.write("INSERT OR IGNORE INTO kept_cursors VALUES (?, ?, ?, ?, ?)", tuple(cursor))
+                needed.add(cursor[1])
+        for kept in rows.kept:
+            if kept[0] in needed:
+                self._database.write(
+                    "INSERT OR IGNORE INTO kept_topics (id, topic, partitions, deleted_ms, until_ms, bytes, "
+                    "is_given_up, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", tuple(kept))
+        if needed:
+            self._counters.take("kept")
 
     def forget_cursor(self, cursor: KeptCursor) -> None:
         """Delete the row of a cursor that is not needed any more, and the backlog's with its last one.

@@ -41,6 +41,7 @@ from crc32c import crc32c
 
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue, open_to_read
+from geminga.storage.catalogue.kept_topics import BacklogRows
 from geminga.storage.disk import locks, regular_files, syscalls
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
@@ -233,6 +234,7 @@ class _Making:
         self._known_of_views = {tuple(item.source): item for item in self._known.values() if _is_of_view(item)}
         self._rows: dict[int, list[Item]] = {}       # by partition id, with sizes as its files give them
         self._tables: dict[int, bytes] = {}          # of transactions, by number of the coordinator
+        self._backlogs: list[BacklogRows] = []       # of the catalogue, as each owner read them at its cut
         self._stays = False                          # whether the folder of links was moved into the backup
         self._linked = format.linked_folder(data_dir)
         self._linked.mkdir()
@@ -329,6 +331,7 @@ class _Making:
                     states[row["id"]] = file.read(row["state"])
                     self._take_row(row)
                 self._tables |= {number: file.read(size) for number, size in about["tables"]}
+                self._backlogs.append(BacklogRows(*about["backlogs"]))
             (self._linked / cut["file"]).unlink()
         return states
 
@@ -354,7 +357,9 @@ class _Making:
 
         The copy is made after all owners have reported where their files end. Partitions with ids above `newest` and
         without linked files were created during the backup, and are deleted from the copy. Partitions whose folders are
-        empty were never used: the copy has their topics only, as a restored folder would count as removed.
+        empty were never used: the copy has their topics only, as a restored folder would count as removed. A cleared
+        backlog that was taken back or given up since a cut is put back, because the state there has its cursor, and the
+        subscription without its messages. An owner that finds no such cursor in a state drops the row.
         """
         uri = f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as source, \
@@ -367,6 +372,8 @@ class _Making:
                 catalogue.partitions.delete(partition_id)
             for partition_id in (each for each in stored if self._rows.get(each) == []):
                 catalogue.partitions.forget(partition_id)
+            for rows in self._backlogs:
+                catalogue.kept_topics.put_back(rows, stored - later)
             catalogue.commit()
         return stored - later
 

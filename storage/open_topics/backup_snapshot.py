@@ -21,6 +21,7 @@ from typing import TypedDict
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage import format
+from geminga.storage.catalogue.kept_topics import BacklogRows
 from geminga.storage.cursors import state_file
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.ledgers.journal import Journal
@@ -58,10 +59,13 @@ class BackupSnapshots:
         """Begin to hard-link the files of new ledgers and views into the backup's folder."""
         self._folder, self._released = format.linked_folder(self._data_dir), {}
 
-    def cut(self, partitions: Iterable[Partition], coordinators: Callable[[], dict[int, bytes]]) -> tuple[str, float]:
+    def cut(self, partitions: Iterable[Partition], coordinators: Callable[[], dict[int, bytes]],
+            backlogs: Callable[[], BacklogRows]) -> tuple[str, float]:
         """Write the state of all partitions into a file of the backup's folder, and stop linking new files.
 
         partitions: those that are open.  coordinators: returns the content of each coordinator's table, by number.
+        backlogs: returns what the catalogue has now of cleared backlogs.  It is copied later, when one that is in the
+        states may have been taken back.
 
         Returns the file's name and the seconds taken. Raises Refusal, OSError.
         """
@@ -78,7 +82,7 @@ class BackupSnapshots:
         self._released = {}
         name = f"cut-{self._journal.folder.name}"
         with open(folder / name, "wb") as file:
-            about = {"partitions": [row for row, _ in rows.values()],
+            about = {"partitions": [row for row, _ in rows.values()], "backlogs": backlogs(),
                      "tables": [[number, len(data)] for number, data in tables.items()]}
             file.write(json.dumps(about).encode() + b"\n")
             file.writelines(data for _, data in rows.values())

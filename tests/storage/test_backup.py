@@ -86,6 +86,48 @@ def test_what_comes_before_the_cut_is_in_it_and_what_comes_behind_is_not(rigs, t
     assert [payload for _, payload in left(taken(rig, before, after), "t")] == [b"b", b"c", b"d"]
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_a_cleared_backlog_that_is_taken_back_behind_the_cut_can_be_taken_back_after_a_restore(
+        rigs, taken, is_closed):
+    """The cut has the subscription without its messages, so the catalogue's copy has to have the cleared backlog."""
+    rig, of = filled(rigs, deleted_retention_s=86_400)
+    positions = rig.publish(of["t"][1], b"a", b"b")
+    rig.asked("clear", "t", subscription="sub")
+    if is_closed:      # the backup uses the partition's files, as no owner has it in its cut
+        rig.asked("unload", "t")
+    [before] = rig.owner.catalogue.kept_topics.all()
+
+    def take_back():
+        assert rig.asked("take_backlog_back", "t", subscription="sub", number=before.id) == 2
+
+    after = taken(rig, after_cut=take_back)
+    assert rig.owner.catalogue.kept_topics.all() == []
+    assert left(after, "t") == []
+    assert after.owner.catalogue.kept_topics.all() == [before]
+    assert after.asked("take_backlog_back", "t", subscription="sub", number=before.id) == 2
+    assert [position for position, _ in left(after, "t")] == positions
+
+
+def test_a_cleared_backlog_that_is_taken_back_before_the_cut_or_goes_with_its_topic_is_not_put_back(rigs, taken):
+    rig, of = filled(rigs, ("t", "u"), deleted_retention_s=86_400)
+    position = rig.publish(of["t"][1], b"a")
+    rig.publish(of["u"][1], b"b")
+    for topic in "t", "u":
+        rig.asked("clear", topic, subscription="sub")
+    [number] = {one.id for one in rig.owner.catalogue.kept_topics.all() if one.topic == str(name_of("t"))}
+
+    def before():
+        assert rig.asked("take_backlog_back", "t", subscription="sub", number=number) == 1
+
+    def after():
+        rig.asked("truncate", "u")
+        rig.asked("delete", "u", force=True)
+
+    copy = taken(rig, before, after)
+    assert [one for one in copy.owner.catalogue.kept_topics.all() if one.subscription and one.id == number] == []
+    assert [each for each, _ in left(copy, "t")] == position
+
+
 def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
     rig, of = filled(rigs)
     consumer, producer = of["t"]
