@@ -12,8 +12,10 @@ import io
 import json
 import math
 import operator
+import os
 import subprocess
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,16 @@ from .running import Ground
 from .subject import Answers, Subject
 
 NAME = "readers"
-ABOUT = ("A night's table of Parquet files, read by each library. `values` is everything in a column with nulls, as it "
-         "was published. `filters` are comparisons with `=`, `!=`, `<`, `>` and for nulls, which the library may push "
-         "down to the files' statistics; the answer is the ids of the rows.")
+ABOUT = ("A night's table of Parquet files, read by each library; `of Iceberg`, a night's table of that format. "
+         "`values` is everything in a column with nulls, as it was published. `filters` are comparisons with `=`, "
+         "`!=`, `<`, `>` and for nulls, which the library may push down to the files' statistics; the answer is the "
+         "ids of the rows.")
 
 NAN = math.nan
 UTC = datetime.UTC
 D = decimal.Decimal
-NIGHT_SECONDS = 300
+NIGHT_SECONDS = 900
+ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 # name: (Avro's type, values of rows 0, 1, 2 ..., values that filters compare with)
 TYPES: dict[str, tuple[Any, list[Any], list[Any]]] = {
@@ -274,31 +278,51 @@ def _tables(ground: Ground) -> Path:
     return night(ground)
 
 
-def night(ground: Ground, rejects: bool = False) -> Path:
+@functools.cache
+def _tables_of_iceberg(ground: Ground) -> Path:
+    """Return the folder of tables of Iceberg with the same values, which a night of another broker has made."""
+    folder = ground.folder / "iceberg"
+    settings = ground.folder / "spark.properties"      # packages that are here already need not be loaded again
+    settings.write_text(f"spark.jars.ivy {Path.home() / '.ivy2.5.2'}\n")
+    with Ground(ground.against) as other:
+        publish(other)
+        night(other, engine="spark", GEMINGA_NIGHTLY_TABLES_URL=str(folder), GEMINGA_NIGHTLY_TABLES_FORMAT="iceberg",
+              GEMINGA_NIGHTLY_TABLES_PACKAGES=ICEBERG, GEMINGA_NIGHTLY_TABLES_SETTINGS_FILE=str(settings))
+    return folder
+
+
+def night(ground: Ground, rejects: bool = False, engine: str = "here", **settings: str) -> Path:
     """Have a night make tables; return their folder.
 
-    rejects: whether it may have rows that do not fit their schemas.
+    rejects: whether it may have rows that do not fit their schemas.  settings: by variables of the environment.
     """
     command = [Path(sys.executable).with_name("geminga"), "nightly", "--config", ground.folder / "geminga.toml",
-               "--data-dir", ground.folder / "data", "--engine", "here"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=NIGHT_SECONDS)
+               "--data-dir", ground.folder / "data", "--engine", engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=NIGHT_SECONDS, env=os.environ | settings)
     assert done.returncode == 0 or (rejects and done.stdout.startswith("success")), done.stdout + done.stderr
     return ground.folder / "tables"
 
 
 def _reader(name: str, library: str, packages: tuple[str, ...], nan_is_largest: bool = False,
-            decided: dict[str, str] | None = None) -> Subject:
-    def ask(ground: Ground, things: list[str]) -> Answers:
+            decided: dict[str, str] | None = None, things: Container[str] | None = None) -> Subject:
+    def ask(ground: Ground, asks: list[str]) -> Answers:
         command: list[str | Path] = [registries.python(*packages), registries.PROGRAMS / "read_tables.py", library]
-        said = {"tables": str(_tables(ground)), "questions": json.dumps(questions())}
-        yield from ground.ask(command, things, "", {"TZ": "America/New_York"}, said, broker=False)
+        folder = _tables_of_iceberg(ground) if of_iceberg else _tables(ground)
+        said = {"tables": str(folder), "questions": json.dumps(questions())}
+        yield from ground.ask(command, asks, "", {"TZ": "America/New_York"}, said, broker=False)
 
-    return Subject(name, ", ".join(packages).replace("==", " "), asked(nan_is_largest), ask, compared=True,
+    of_iceberg = library.endswith(" iceberg")
+    expected = {thing: answer for thing, answer in asked(nan_is_largest).items() if things is None or thing in things}
+    return Subject(name, ", ".join(packages).replace("==", " "), expected, ask, compared=not of_iceberg,
                    decided=decided or {})
 
 
-ARROW = "pyarrow==26.0.1"
+ARROW, PYICEBERG = "pyarrow==26.0.1", "pyiceberg[sql-sqlite]==0.12.0"
 BEHIND_A_MAP = "fails for whole numbers with nulls behind a map: findings/fastparquet-whole-numbers-behind-a-map.sh"
+EMPTY_LISTS = ("a list of records that is null is read as empty: "
+               "findings/pyiceberg-null-lists-of-records-are-empty.sh")
+OF_CLICKHOUSE = "ClickHouse has no arrays, maps and records that are null, and times without a zone have its own"
+WITHOUT_IDS = "applies no mapping of names, without which no column is found in files of Arrow: docs/tables.md"
 OF_NUMPY = "without dtype_backend=\"pyarrow\" whole numbers with nulls become float64, and nulls NaN"
 
 
@@ -329,4 +353,13 @@ def subjects(newest: bool) -> list[Subject]:
         _reader("ClickHouse", "chdb", ("chdb==4.4.0", ARROW)),
         _reader("Daft", "daft", ("daft==0.7.26",), nan_is_largest=True),
         _reader("Spark", "pyspark", ("pyspark==4.3.0",), nan_is_largest=True),
+        _reader("pyiceberg", "pyiceberg", (PYICEBERG, ARROW)),
+        _reader("pyiceberg of Iceberg", "pyiceberg iceberg", (PYICEBERG, ARROW),
+                decided={"values of array of records": EMPTY_LISTS}),
+        _reader("ClickHouse of Iceberg", "chdb iceberg", ("chdb==4.4.0", ARROW), decided=dict.fromkeys(
+            (f"values of {name}" for name in ("local-timestamp-micros", "array", "map", "record", "array of records")),
+            OF_CLICKHOUSE)),
+        _reader("Polars of Iceberg", "polars iceberg", ("polars==2.1.0", PYICEBERG, ARROW), nan_is_largest=True),
+        _reader("Daft of Iceberg", "daft iceberg", ("daft==0.7.26", PYICEBERG), things={"values of int"},
+                decided={"values of int": WITHOUT_IDS}),      # as of every other column
     ]

@@ -152,10 +152,11 @@ def maven_project(source: Path, dependencies: str) -> Path:
     return installed("maven", pom + source.read_text(), install)
 
 
-def go_program(sources: list[Path], modules: dict[str, str], without: Iterable[str] = ()) -> Path:
+def go_program(sources: list[Path], modules: dict[str, str], without: Iterable[str] = (), package: str = ".") -> Path:
     """Return a program built of Go sources with modules {path: version}.  Raises NotRun.
 
     without: modules that some module names and no source uses, and that the proxy does not serve.
+    package: a program of one of the modules, in place of the sources.
     """
     def install(folder: Path) -> None:
         for source in sources:
@@ -167,11 +168,23 @@ def go_program(sources: list[Path], modules: dict[str, str], without: Iterable[s
             required += f"replace {module} => ./{module}\n"
         (folder / "go.mod").write_text(f"module lab/program\n\ngo 1.24.0\n\n{required}")
         environment = {**os.environ, **GO}
-        run(["go", "build", "-buildvcs=false", "-gcflags=all=-N -l", "-ldflags=-s -w", "-o", folder / "program", "."],
-            cwd=folder, env=environment)
+        # without Prometheus' clients of clouds, which take most of its time
+        run(["go", "build", "-buildvcs=false", "-tags=remove_all_sd", "-gcflags=all=-N -l", "-ldflags=-s -w",
+             "-o", folder / "program", package], cwd=folder, env=environment)
 
-    words = repr(modules) + "".join(source.read_text() for source in sources)
+    words = repr(modules) + package.strip(".") + "".join(source.read_text() for source in sources)
     return installed("go", words, install) / "program"
+
+
+def debian(package: str) -> Path:
+    """Return the folder of the files of a package of this machine's Debian, which is not installed.  Raises NotRun."""
+    def install(folder: Path) -> None:
+        run(["apt-get", "download", "-qq", package], cwd=folder)
+        [archive] = folder.glob("*.deb")
+        run(["dpkg-deb", "--extract", archive, folder])
+        archive.unlink()
+
+    return installed("debian", package, install)
 
 
 def node_modules(packages: dict[str, str]) -> Path:

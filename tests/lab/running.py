@@ -75,7 +75,7 @@ class Ground:
             subprocess.run(command, cwd=self.folder, capture_output=True, check=True)
 
     def _geminga(self) -> Broker:
-        port, http_port = _free_ports(2)      # of TLS: the same ones after a restart, as clients remember them
+        port, http_port = free_ports(2)      # of TLS: the same ones after a restart, as clients remember them
         (self.folder / "geminga.toml").write_text(f"""
 [tls]
 certificate = "{self.folder}/cert.pem"
@@ -195,7 +195,7 @@ class Pulsar:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        ports = _free_ports(4)
+        ports = free_ports(4)
         self.service_url, self.http_url = f"pulsar://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
         self.tls_url, self.https_url = f"pulsar+ssl://127.0.0.1:{ports[2]}", f"https://127.0.0.1:{ports[3]}"
         settings = {
@@ -273,7 +273,8 @@ class Pulsar:
             self._process = None
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
     import socket
 
     with contextlib.ExitStack() as held:

@@ -7,7 +7,9 @@ import datetime
 import decimal
 import json
 import math
+import re
 import sys
+import tempfile
 import traceback
 import typing
 import uuid
@@ -76,6 +78,7 @@ class DataFusion(Sql):
 
 class ClickHouse(Sql):
     name = "`{}`".format
+    place, settings = "file('{}/day=*/*.parquet', Parquet)", "input_format_parquet_allow_missing_columns = 1, "
     where = staticmethod(lambda value: literal(value, lambda text, kind: {
         "DATE": f"toDate32('{text}')", "TIMESTAMP": f"toDateTime64('{text}', 6, 'UTC')",
         "TIMESTAMPTZ": f"toDateTime64('{text.removesuffix('+00:00')}', 6, 'UTC')"}[kind]))
@@ -85,14 +88,17 @@ class ClickHouse(Sql):
         import pyarrow as pa
         raw = any(word in folder for word in ("bytes", "fixed"))      # else its strings are text
         settings = (f"output_format_arrow_string_as_string = {int(not raw)}, "
-                    "schema_inference_make_columns_nullable = 1, "
-                    "input_format_parquet_allow_missing_columns = 1, session_timezone = 'UTC'")
-        answer = chdb.query(f"SELECT {columns} FROM file('{folder}/day=*/*.parquet', Parquet){where} "
-                            f"SETTINGS {settings}", "ArrowStream")
+                    f"schema_inference_make_columns_nullable = 1, {self.settings}session_timezone = 'UTC'")
+        answer = chdb.query(f"SELECT {columns} FROM {self.place.format(folder)}{where} SETTINGS {settings}",
+                            "ArrowStream")
         data = answer.bytes()
         if not data:
             return []
         return [tuple(row.values()) for row in pa.ipc.open_stream(data).read_all().to_pylist()]
+
+
+class ClickHouseOfIceberg(ClickHouse):
+    place, settings = "icebergLocal('{}')", ""
 
 
 class Spark(Sql):
@@ -222,6 +228,64 @@ class Polars:
         return self.frame(folder).filter(where).select("id").collect()["id"].to_list()
 
 
+def newest_of(folder):
+    """Return the table of Iceberg in a folder."""
+    import glob
+
+    from pyiceberg.table import StaticTable
+    found = glob.glob(f"{folder}/metadata/v*.metadata.json")
+    return StaticTable.from_metadata(max(found, key=lambda path: int(path.rpartition("/v")[2].split(".")[0])))
+
+
+class PyIceberg:
+    """Iceberg's own library, with the files added to a table of a catalog in memory."""
+
+    def __init__(self):
+        from pyiceberg.catalog.memory import InMemoryCatalog
+        self.catalog = InMemoryCatalog("lab", warehouse=tempfile.mkdtemp(dir="."))
+        self.catalog.create_namespace("lab")
+        self.tables = {}
+
+    def table(self, folder):
+        import glob
+
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        if folder not in self.tables:
+            files = sorted(glob.glob(f"{folder}/day=*/*.parquet"))
+            columns = pa.unify_schemas([pq.read_schema(file) for file in files])
+            self.tables[folder] = table = self.catalog.create_table(f"lab.t{len(self.tables)}", columns)
+            table.add_files(files)
+        return self.tables[folder]
+
+    def scan(self, folder, columns, where):
+        rows = self.table(folder).scan(where, selected_fields=columns).to_arrow().to_pylist()
+        return [tuple(row[column] for column in columns) for row in rows]
+
+    def values(self, folder, column):
+        return self.scan(folder, ("id", column), "true")
+
+    def ids(self, folder, column, operator, value):
+        from pyiceberg import expressions
+        named = {"==": expressions.EqualTo, "!=": expressions.NotEqualTo, "<": expressions.LessThan,
+                 ">": expressions.GreaterThan}
+        where = expressions.IsNull(column) if value is None else named[operator](column, value)
+        return [row[0] for row in self.scan(folder, ("id",), where)]
+
+
+class PyIcebergOfIceberg(PyIceberg):
+    """Iceberg's own library with a table that a night has made."""
+
+    def __init__(self):
+        self.table = newest_of
+
+
+class PolarsOfIceberg(Polars):
+    def frame(self, folder):
+        import polars
+        return polars.scan_iceberg(newest_of(folder))
+
+
 class Daft:
     def frame(self, folder):
         import daft
@@ -241,8 +305,16 @@ class Daft:
         return self.frame(folder).where(where).select("id").to_pydict()["id"]
 
 
+class DaftOfIceberg(Daft):
+    def frame(self, folder):
+        import daft
+        return daft.read_iceberg(newest_of(folder))
+
+
 LIBRARIES = {"duckdb": DuckDB, "datafusion": DataFusion, "chdb": ClickHouse, "pyspark": Spark, "pyarrow": Arrow,
-             "pandas": Pandas, "numpy": PandasOfNumpy, "fastparquet": FastParquet, "polars": Polars, "daft": Daft}
+             "pandas": Pandas, "numpy": PandasOfNumpy, "fastparquet": FastParquet, "polars": Polars, "daft": Daft,
+             "pyiceberg": PyIceberg, "pyiceberg iceberg": PyIcebergOfIceberg, "polars iceberg": PolarsOfIceberg,
+             "daft iceberg": DaftOfIceberg, "chdb iceberg": ClickHouseOfIceberg}
 
 
 def text_of(value):
@@ -284,9 +356,16 @@ def value_of(told):
             }[kind](text)
 
 
+def plainly(error):
+    """Return what an error says, without names of files, which no run repeats."""
+    return re.sub(r"/\S+", "FILE", f"{type(error).__name__}: {error}".splitlines()[0])
+
+
 def answer(library, thing):
     said = json.loads(TOLD["questions"])[thing]
     folder = TOLD["tables"] + "/" + said["table"]
+    if sys.argv[1].endswith(" iceberg"):
+        folder = folder.removesuffix("/messages")
     if "filters" not in said:
         rows = sorted(library.values(folder, said["column"]), key=lambda row: row[0])
         if said["column"] == "f_map" or said.get("is_map"):      # which some libraries have as pairs
@@ -298,7 +377,7 @@ def answer(library, thing):
             ids = ",".join(map(str, sorted(library.ids(folder, said["column"], operator, value_of(told)))))
         except Exception as error:
             traceback.print_exc()
-            ids = f"{type(error).__name__}: {error}".splitlines()[0][:80]
+            ids = plainly(error)[:80]
         found.append(f"{operator} {told[1]}: {ids}")
     return "; ".join(found)
 
@@ -313,7 +392,7 @@ def main():
             said = f"lacks: {why}"
         except Exception as error:
             traceback.print_exc()
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            said = plainly(error)
         print(json.dumps({"thing": thing, "answer": said}), flush=True)
 
 
