@@ -3,7 +3,9 @@ forgets as it says.
 """
 import mmap
 import os
+import shutil
 import sqlite3
+import sys
 
 import pytest
 
@@ -21,6 +23,13 @@ PAGES = 200
 def mountable(tmp_path_factory):
     if reason := why_not(tmp_path_factory.mktemp("fuse") / "disk"):
         pytest.skip(reason)
+
+
+def test_a_server_with_a_bug_is_no_host_without_fuse(tmp_path, monkeypatch):
+    """The server could not be imported for a while, and all tests of this file were skipped as if without FUSE."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(RuntimeError, match="has ended"):
+        why_not(tmp_path / "disk")
 
 
 @pytest.fixture
