@@ -9,6 +9,7 @@ from typing import NamedTuple
 # Fields of a control group's memory.stat: memory that the kernel cannot take back by dropping pages or writing them
 # out.
 _HELD = "anon", "shmem", "sock", "kernel_stack", "pagetables", "slab_unreclaimable"
+_HELD_1 = "total_rss", "total_shmem"      # of version 1, where "total" includes the groups below
 
 
 class Memory(NamedTuple):
@@ -23,12 +24,23 @@ class Memory(NamedTuple):
         return self.used / self.limit if self.limit else 0.0
 
 
-def control_groups(root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's control groups (version 2), the innermost first."""
-    groups = root / "sys/fs/cgroup"
-    own = next((line[3:] for line in words(root / "proc/self/cgroup") if line.startswith("0::")), "/")
+def control_groups(root: Path = Path("/"), controller: str = "") -> list[Path]:
+    """Return the folders of this process's control groups, the innermost first.
+
+    controller: of version 1; "" for version 2.  A container of version 1 has its own group as the outermost one.
+    """
+    groups = root / "sys/fs/cgroup" / controller
+    lines = [line.split(":", 2) for line in words(root / "proc/self/cgroup")]
+    own = next((line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/")
     own_group = groups / own.strip("/")
     return [level for level in (own_group, *own_group.parents) if level.is_relative_to(groups)]
+
+
+def memory_limits(root: Path = Path("/")) -> list[tuple[int, Path]]:
+    """Return (bytes, control group) of each bound on this process's memory, of both versions of control groups."""
+    files = [(level, name) for level in control_groups(root) for name in ("memory.max", "memory.high")]
+    files += [(level, "memory.limit_in_bytes") for level in control_groups(root, "memory")]
+    return [(int(text), level) for level, name in files for text in words(level / name)[:1] if text.isdigit()]
 
 
 def memory(root: Path = Path("/")) -> Memory:
@@ -37,12 +49,10 @@ def memory(root: Path = Path("/")) -> Memory:
     Cached pages of files do not count as used.
     """
     uses = [_of_host(root)]
-    for level in control_groups(root):
-        limits = [int(text) for name in ("memory.max", "memory.high")
-                  for text in words(level / name)[:1] if text.isdigit()]
-        if limits:
-            stat = _table(level / "memory.stat")
-            uses.append(Memory(sum(stat.get(name, 0) for name in _HELD), min(limits), level.name or "/"))
+    for limit, level in memory_limits(root):
+        stat = _table(level / "memory.stat")
+        held = _HELD_1 if _HELD_1[0] in stat else _HELD
+        uses.append(Memory(sum(stat.get(name, 0) for name in held), limit, level.name or "/"))
     return max(uses, key=lambda use: use.part)
 
 

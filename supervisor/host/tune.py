@@ -154,9 +154,7 @@ def _memory(config: Demand, root: Path) -> HostCheck | None:
 def _least_memory(root: Path) -> tuple[int, str]:
     """Return the smallest memory limit as (bytes, "host" or the control group)."""
     limits = [(host.memory_total(root), "host")]
-    limits += [(int(text), group.name or "/") for group in host.control_groups(root)
-               for name in ("memory.max", "memory.high")
-               for text in host.words(group / name)[:1] if text.isdigit()]
+    limits += [(limit, group.name or "/") for limit, group in host.memory_limits(root)]
     return min(limits)
 
 

@@ -141,6 +141,23 @@ def test_pages_of_files_are_no_use_of_a_control_groups_memory(host):
     assert host.raised() == {"memory": "860 of 1000 MiB of what the control group geminga.service may have are used"}
 
 
+@pytest.mark.parametrize(("own", "group"), [("/docker/a", "docker/a"), ("/docker/a", ""), ("/", "")],
+                         ids=["of the host", "as a container sees it", "the root"])
+def test_control_groups_of_version_1_bound_memory_too(host, own, group):
+    """The kernel killed owners without a warning, as only version 2 was looked at.  The root of a host has no bound."""
+    folder = host.root / "sys/fs/cgroup/memory" / group
+    folder.mkdir(parents=True)
+    (host.root / "proc/self/cgroup").write_text(f"9:name=systemd:/x\n4:cpu,memory:{own}\n0::/\n")
+    (folder / "memory.limit_in_bytes").write_text(f"{1000 * MIB}\n")
+    (folder / "memory.stat").write_text(f"rss 1\ntotal_cache {300 * MIB}\ntotal_rss {760 * MIB}\n"
+                                        f"total_shmem {100 * MIB}\n")
+    host.passes()
+    assert host.raised() == {"memory": f"860 of 1000 MiB of what the control group {folder.name} may have are used"}
+    (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    host.passes()
+    assert host.raised() == {}
+
+
 def test_what_is_refused_stays_so_when_this_process_is_replaced(host):
     host.memory(1000, 40)
     host.passes()

@@ -82,6 +82,7 @@ GROUP = "sys/fs/cgroup/system.slice/geminga.service"
     ("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n", "clock source", True),
     (f"{GROUP}/memory.max", f"{512 << 20}\n", "memory", True),
     ("sys/fs/cgroup/system.slice/memory.high", f"{512 << 20}\n", "memory", True),
+    ("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{512 << 20}\n", "memory", True),
     (f"{GROUP}/pids.max", "100\n", "processes", True)])
 def test_one_thing_that_is_not_is_found_alone(host, path, text, name, matters):
     host.put(path, text)
