@@ -552,10 +552,13 @@ def consumer_stats(decisions: Decisions, session: Session, request: api.CommandC
 
 
 def _statistics(consumer: Consumer, now_ms: int) -> dict[str, Any]:
-    """Return fields of CommandConsumerStatsResponse for a consumer; rates are averages since it connected."""
+    """Return fields of CommandConsumerStatsResponse for a consumer; rates are averages since it connected.
+
+    The backlog is what the consumer can get now: messages of open transactions may be undone.
+    """
     subscription = consumer.subscription
     topic, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
-    held = held_messages(consumer)
+    held, ledgers = held_messages(consumer), topic.readable_ledgers if isinstance(topic, Partition) else ()
     return {
         "msgRateOut": consumer.messages_out / seconds, "msgThroughputOut": consumer.bytes_out / seconds,
         "msgRateRedeliver": consumer.redelivered / seconds,
@@ -563,4 +566,4 @@ def _statistics(consumer: Consumer, now_ms: int) -> dict[str, Any]:
         "consumerName": consumer.name, "availablePermits": max(0, consumer.permits),
         "unackedMessages": held, "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
         "connectedSince": datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
-        "type": subscription.kind_name, "msgBacklog": subscription.cursor.backlog(topic.ledgers)}
+        "type": subscription.kind_name, "msgBacklog": subscription.cursor.backlog(ledgers)}

@@ -17,7 +17,7 @@ acknowledged once all its messages are.
 The journal has every change of a cursor, and the state file all of the cursor as of a checkpoint.  A reader's cursor is
 in memory only.
 """
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,7 +290,7 @@ class Cursor:
         first = self.mark_delete[1] + 1 if ledger.ledger_id == self.mark_delete[0] else 0
         return _bits_before(bitmap, ledger.entries) - _bits_before(bitmap, first)
 
-    def backlog(self, ledgers: list[Ledger]) -> int:
+    def backlog(self, ledgers: Iterable[StoredLedger]) -> int:
         """Return the number of unacknowledged entries in some ledgers."""
         count = 0
         for ledger in ledgers:

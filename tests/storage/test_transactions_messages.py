@@ -363,6 +363,25 @@ def test_the_last_message_is_one_that_a_consumer_can_get(rig):
 
 
 @pytest.mark.slow
+@WAYS
+def test_statistics_of_a_consumer_count_what_it_can_get(rig, commits):
+    """Whoever reads as many messages as the consumer's backlog would wait for those that are undone."""
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+
+    def told():
+        [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8)).commands()
+        return answer.consumerStatsResponse.msgBacklog
+
+    rig.publish(producer, b"before")
+    transaction = rig.begin("t")
+    rig.publish_in(transaction, producer, b"a", b"b")
+    rig.publish(producer, b"behind")
+    assert (told(), backlog(rig)) == (1, 4)
+    rig.end(transaction, "t", commits=commits)
+    left = 4 if commits else 2
+    assert (told(), backlog(rig), len(rig.receive(consumer))) == (left, left, left)
+
+
 def test_thousands_of_aborted_messages_are_passed_over_for_the_last_one(rig):
     producer, consumer = rig.producer("t"), rig.consumer("t")
     [plain] = rig.publish(producer, b"a")

@@ -11,6 +11,8 @@ from geminga.supervisor.main import main
 from geminga.workers.pulsar_client import key_hashing
 
 from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, messages_of, partitioned_topic, request, unique_topic
+from ..workers.peer import Peer
+from .test_transactions import begin_with_message, end
 
 pytestmark = pytest.mark.slow
 GEMINGA = COMMAND[0]
@@ -303,6 +305,18 @@ def test_an_interrupted_redrive_leaves_nothing_behind(own, client):
     assert (process.returncode, complaints) == (1, "geminga: interrupted; repeat the command to go on\n")
     assert 0 < sent == len(messages_of(client, origin)) < 400 and subscriptions(own, origin) == {"keeper"}
     assert redrive(own, dead)[1]["sent"] == 400 - sent
+
+
+def test_letters_of_a_transaction_that_is_open_are_left_for_the_next_redrive(own, client):
+    """The move of a letter that a kill has interrupted may be undone: a redrive does not wait for its copy."""
+    origin, dead = make(client, unique_topic(), unique_topic("dead"))
+    bury(client, dead, [origin], 3)
+    with Peer(own.service_url) as peer:
+        its, _ = begin_with_message(peer, 0, dead)
+        status, figures, complaints = redrive(own, dead)
+        assert (status, figures["sent"], complaints) == (0, 3, []), (figures, complaints)
+        end(peer, its)
+    assert len(messages_of(client, origin)) == 3
 
 
 def test_a_rate_is_kept(own, client):
