@@ -1,6 +1,7 @@
-"""Measures delivery by priority beside plain Shared, with much that waits.
+"""Measures delivery by priority beside plain Shared, with much that waits, or from publishing to receiving at a rate.
 
     python tests/bench/priority.py [--messages 1000000] [--consumers 4] [--size 100]
+    python tests/bench/priority.py --rate 10000 [--seconds 20] [--consumers 4] [--size 100]
 
     published   messages a second, to each of two topics, one of which delivers by priority: ten levels, at random
     ready       seconds from a start after a SIGKILL until the broker serves, and until a consumer has a first message
@@ -8,6 +9,7 @@
                 one has come without it; pages of files, such as the mapped index, are not counted
     delivered   messages a second to all consumers together, each a process of its own with the Python client, and the
                 CPU of owners and workers; how many came behind a lower one at their consumer
+    paced       with --rate: milliseconds from `send_async` to `receive` of messages that are published one by one
 
 The targets: half of the rate without priorities, 32 bytes, two seconds.
 """
@@ -22,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pulsar
 
@@ -30,6 +33,7 @@ from harness import HANG_MS, Broker, path_of, request
 
 _QUEUE = 1_000
 _SILENT_MS = 20_000      # after which everything has come
+_PACED_SILENT_MS = 5_000
 _PLAIN, _PRIORITY = "persistent://public/default/plain", "persistent://public/default/by-priority"
 
 
@@ -74,6 +78,72 @@ def _consume(url: str, topic: str, start: "multiprocessing.Barrier", told: "mult
         highest = min(priority, highest)
     told.put((count, last, wrong))
     client.close()
+
+
+def _publish_paced(url: str, topic: str, rate: int, seconds: float, size: int) -> None:
+    """Publish messages at a rate, each with a priority at random and its time in its payload; then 0 as a time."""
+    client, chance = _client(url), random.Random(1)
+    producer = client.create_producer(topic, batching_enabled=False, max_pending_messages=5_000,
+                                      block_if_queue_full=True)
+    began, rest = time.monotonic_ns(), bytes(size - 8)
+    for number in range(int(rate * seconds)):
+        due = began + number * 1_000_000_000 // rate
+        while (now := time.monotonic_ns()) < due:
+            time.sleep(max(0, due - now) / 1e9)
+        producer.send_async(now.to_bytes(8) + rest, _ignore,
+                            properties={"geminga.priority": str(chance.randrange(10))})
+    producer.flush()
+    client.close()
+
+
+def _consume_paced(url: str, topic: str, start: "multiprocessing.Barrier", told: "multiprocessing.Queue") -> None:
+    """Take and acknowledge messages until none comes; tell (priority, nanoseconds since it was published) of each."""
+    client, found = _client(url), []
+    consumer = client.subscribe(topic, "jobs", pulsar.ConsumerType.Shared, receiver_queue_size=_QUEUE)
+    start.wait()
+    while True:
+        try:
+            message = consumer.receive(_PACED_SILENT_MS)
+        except pulsar.Timeout:
+            break
+        now = time.monotonic_ns()
+        found.append((int(message.properties()["geminga.priority"]), now - int.from_bytes(message.data()[:8])))
+        consumer.acknowledge(message)
+    told.put(found)
+    client.close()
+
+
+def percentiles(found: list[tuple[int, int]]) -> str:
+    """Return a line about (priority, nanoseconds) of messages."""
+    def told(some: list[int]) -> str:
+        return "/".join(f"{np.percentile(some, part) / 1e6:,.1f}" for part in (50, 99, 99.9))
+    highest, lowest = ([took for level, took in found if level == wanted] for wanted in (9, 0))
+    return f"p50/p99/p99.9 {told([took for _, took in found])} ms, of the highest {told(highest)}, of the lowest " \
+           f"{told(lowest)}; {len(found):,} messages"
+
+
+def _subscribe(broker: Broker, topic: str) -> None:
+    client = _client(broker.service_url)
+    client.subscribe(topic, "jobs", pulsar.ConsumerType.Shared).close()
+    client.close()
+
+
+def _paced(broker: Broker, topic: str, options: argparse.Namespace) -> str:
+    """Publish at a rate beside consumers; return a line about the times until messages came."""
+    start, told = multiprocessing.Barrier(options.consumers + 1), multiprocessing.Queue()
+    processes = [multiprocessing.Process(target=_consume_paced, args=(broker.service_url, topic, start, told))
+                 for _ in range(options.consumers)]
+    for process in processes:
+        process.start()
+    start.wait()
+    cpu, began = sum(_cpu(broker)), time.monotonic()
+    _publish_paced(broker.service_url, topic, options.rate, options.seconds, options.size)
+    took = time.monotonic() - began
+    found = [one for _ in processes for one in told.get()]
+    for process in processes:
+        process.join()
+    return f"{len(found) / took:,.0f} a second published; {percentiles(found)}; " \
+           f"{(sum(_cpu(broker)) - cpu) / len(found) * 1e6:.1f} s of the broker's CPU for a million"
 
 
 def _processes(broker: Broker, kind: str) -> list[psutil.Process]:
@@ -139,9 +209,19 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--consumers", type=int, default=4)
     parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--rate", type=int, help="publish so many messages a second beside consumers, and nothing else")
+    parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker = Broker(Path(folder) / "data").start()
+        if options.rate:
+            for topic in (_PRIORITY, _PLAIN):
+                _subscribe(broker, topic)
+            _switch(broker, is_on=True)
+            for topic in (_PRIORITY, _PLAIN):
+                print(f"paced      {topic.rpartition('/')[2]}: {_paced(broker, topic, options)}", flush=True)
+            broker.stop()
+            os._exit(0)      # threads of clients may still run
         for topic in (_PRIORITY, _PLAIN):
             print(f"published  {topic.rpartition('/')[2]}: {_fill(broker, topic, options.messages, options.size):,.0f}",
                   flush=True)
