@@ -199,7 +199,7 @@ BUGS = [
         ("            self._size -= self._asked.popleft()[1]", "            self._asked.popleft()",
          "room is never given back")),
     *of("workers/owners/links.py", "workers/test_joins.py",
-        ("if link.in_flight - queue.size(link.taken) > self", "if link.in_flight > self",
+        ("and in_flight - queue.size(link.taken) > limit:", "and in_flight > limit:",
          "commands that open producers hold others back"),
         ("all(link.in_flight - queue.size(link.taken) <= limit for", "all(link.in_flight <= limit for",
          "producers that are held wait for commands that open others"),

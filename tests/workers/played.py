@@ -63,10 +63,10 @@ class PlayedLink:
         return self.sent - self.taken
 
     @property
-    def is_busy(self) -> bool:
+    def is_due(self) -> bool:
         return False
 
-    is_due = has_queued = is_busy
+    has_queued = is_due
 
     def sends(self, rows, entries, kind=envelope.SENDS) -> None:
         name = "sends" if kind == envelope.SENDS else "sends in transactions"

@@ -1149,7 +1149,6 @@ def test_producers_are_not_read_from_while_much_is_in_flight(tmp_path, monkeypat
         client, other = worker.client(), worker.client()
         open_on(worker, client, PRODUCER)
         link = worker.owners[0].link
-        monkeypatch.setattr(type(link), "is_busy", property(lambda self: True))
         client.say(send(entry_of(message_metadata(), bytes(200))))
         worker.turn()
         assert (client.transport.is_reading, other.transport.is_reading) == (False, True)

@@ -246,7 +246,6 @@ def test_what_waits_for_room_is_bounded(worker, monkeypatch, name, bound):
 @pytest.fixture
 def narrow(tmp_path, monkeypatch):
     """A worker that pauses producers as soon as a little is in flight."""
-    monkeypatch.setattr(PlayedLink, "is_busy", True)
     found = played(tmp_path, monkeypatch, in_flight_bytes=100_000)
     yield found
     found.close()

@@ -163,7 +163,8 @@ class Stream(asyncio.BufferedProtocol):
         if self._own is not None:
             return memoryview(self._own)[self._filled:]
         buffer, size = self._worker.buffer, len(self._rest)
-        buffer[:size] = self._rest
+        if size:
+            buffer[:size] = self._rest
         # Bytes behind a CONNECT are kept while its credentials are checked, so a stranger could have megabytes kept on
         # each of its connections.
         room = self._worker.turns.room if self.connection.state == CONNECTED else FIRST_SIZE_MAX + 4
@@ -178,8 +179,8 @@ class Stream(asyncio.BufferedProtocol):
         if self._own is not None:
             self._filled += count
             if self._filled == len(self._own):
-                own, self._own = self._own, None
-                self._rest = _EMPTY
+                own = self._own
+                self.drop_input()
                 self._read(np.frombuffer(own, np.uint8), memoryview(own), len(own))
             elif len(self._own) > _OWN_BUFFER_MAPPED:
                 self._worker.unfinished.grew(self, count)
@@ -225,7 +226,7 @@ class Stream(asyncio.BufferedProtocol):
                     events, connection.events = connection.events, []
                     for event in events:
                         handlers[type(event)](client, event)
-                is_late = time.monotonic() >= until
+                is_late = taken < end and time.monotonic() >= until
             # A slice may end before the next frame was looked at: its size is checked before room is made for it.
             needed = connection.frame_size(data, taken, end) if self._is_reading and taken < end else 0
         except ProtocolError:
@@ -253,7 +254,9 @@ class Stream(asyncio.BufferedProtocol):
         ended, so whole frames may be among the bytes.
         """
         if taken == end or self.transport.is_closing():
-            return self.drop_input()
+            if self._rest:
+                self.drop_input()
+            return
         held = end - taken
         # The worker's buffer is overwritten by the next read, of any connection, so what is kept there is copied out.
         if is_late and self._is_reading and needed <= held:

@@ -68,11 +68,6 @@ class OwnerLink:
         return self.sent - self.taken
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is queued for the owner, or its socket may hold an envelope."""
-        return self.has_queued or self.is_unheard
-
-    @property
     def has_queued(self) -> bool:
         """Whether anything is queued that was not sent to the owner."""
         return bool(self._sections or self._sends or self._acks or self._flows or self._commands)
@@ -86,8 +81,8 @@ class OwnerLink:
         Acknowledgements whose clients want no receipt leave with whatever else is sent to the owner, or after
         _ACK_SECONDS.
         """
-        is_little = self.gathered < _LITTLE_BYTES and len(self._commands) < _LITTLE_COMMANDS
-        return self.has_queued and not (is_little and (self._handed or not self.is_urgent))
+        return (self.is_urgent and not self._handed) \
+            or self.gathered >= _LITTLE_BYTES or len(self._commands) >= _LITTLE_COMMANDS
 
     def sends(self, rows: NDArray, entries: bytes | memoryview, kind: int = envelope.SENDS) -> None:
         """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
@@ -97,29 +92,30 @@ class OwnerLink:
         self._close_sends()
         self._sections.append((kind, rows, entries))
         self.is_urgent = True
-        self._count(len(entries))
+        self.gathered += len(entries)
+        self.sent += len(entries)
 
     def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
         """Queue one SEND.  row: as sends.read_one made it; producer: the handle; connection: the client's number."""
-        self._close_commands()
+        if self._commands:
+            self._close_commands()
+        size = len(entry)
         self._sends.append(SEND.pack(producer, connection, *row[2:8], self._entries_size, *row[9:]))
         self._entries.append(entry)
-        self._entries_size += len(entry)
+        self._entries_size += size
+        self.gathered += size
+        self.sent += size
         self.is_urgent = True
-        self._count(len(entry))
 
     def send_in_transaction(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
         """Queue one SEND in a transaction; see `send`."""
         self.send(producer, connection, row, entry)
         self._sends_kind = envelope.SENDS_IN_TRANSACTIONS
 
-    def _count(self, size: int) -> None:
-        self.gathered += size
-        self.sent += size
-
     def acks(self, rows: list[tuple], words: Sequence[bytes] = ()) -> None:
         """Queue acknowledgements: ACK_ROWs, and the words of the ack sets in them."""
-        self._close_commands()
+        if self._commands:
+            self._close_commands()
         self._acks += rows
         self.gathered += len(rows) * _ACK_SIZE
         if words:
@@ -173,12 +169,14 @@ class OwnerLink:
     def flush(self) -> None:
         """Send everything queued as one envelope."""
         self._close_data()
-        self._close_commands()
+        if self._commands:
+            self._close_commands()
         if self._sections:
             if self.sent > (self._handed[-1][0] if self._handed else self.taken):
                 self._handed.append((self.sent, time.perf_counter()))
             zmq_frames.send(self.socket, envelope.seal(self._sections))
-            self._sections, self.gathered, self.is_unheard, self.is_urgent = [], 0, True, False
+            self._sections, self.gathered, self.is_unheard = [], 0, True
+        self.is_urgent = False
 
     def seconds_taken(self) -> list[float]:
         """Return how many seconds the owner needed to take in each envelope that it has taken since the last call."""
@@ -334,19 +332,21 @@ class OwnerLinks:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        in_flight = 0
+        total, limit = 0, self._user.options.in_flight_bytes
         for link, queue in zip(self._links, self._queues, strict=True):
-            if link is None or not link.is_busy:
+            if link is None:
                 continue
             if link.is_due:
                 link.flush()
-            in_flight += link.in_flight
-            if link.in_flight - queue.size(link.taken) > self._user.options.in_flight_bytes and not self.is_paused:
+            in_flight = link.sent - link.taken
+            total += in_flight
+            if in_flight > limit and not self.is_paused and in_flight - queue.size(link.taken) > limit:
                 self.pause()
-            # ZeroMQ's descriptor tells of changes only, so envelopes that came while sending would not be noticed.
-            self.receive(link)
-        self._counters.set("in_flight_bytes", in_flight)
-        if self._ack_timer is not None and not any(link.has_queued for link in self):
+            if link.is_unheard:
+                # ZeroMQ's descriptor tells of changes only, so envelopes that came while sending would not be noticed.
+                self.receive(link)
+        self._counters.set("in_flight_bytes", total)
+        if self._ack_timer is not None and not any(link is not None and link.has_queued for link in self._links):
             self._ack_timer.cancel()
             self._ack_timer = None
 
@@ -365,15 +365,18 @@ class OwnerLinks:
 
     def receive(self, link: OwnerLink) -> None:
         """Handle all envelopes that have come from an owner."""
-        self._user.lease.keep()
         link.is_unheard = False
-        sections = self.sections
-        while not link.socket.closed and zmq_frames.has_come(link.socket):
+        if link.socket.closed or not zmq_frames.has_come(link.socket):
+            return
+        self._user.lease.keep()
+        sections, is_more = self.sections, True
+        while is_more:
             link.taken, received = envelope.unseal(zmq_frames.receive(link.socket))
             for seconds in link.seconds_taken():
                 self._counters.observe("answer", seconds)
             for kind, rows, data in received:
                 sections[kind](link, rows, data)
+            is_more = not link.socket.closed and zmq_frames.has_come(link.socket)
         if link.is_due:
             self.schedule_flush()
         if self.is_paused:
