@@ -6,8 +6,9 @@
 
 An entry's bytes are copied once, from the mapped ledger into the buffer that goes to the socket.
 """
-from collections.abc import Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ RECEIPT_ROW = np.dtype([
 ])
 RECEIPT = struct_of(RECEIPT_ROW)
 FEW_MAX = 12          # entries that are cheaper to put together one by one than as arrays
+_TEMPLATES_MAX = 4_096           # of receipts: one for each producer and ledger, while its numbers keep their lengths
 # Bit of LISTED_ENTRY's `words`: half of the words are the ack set, the others have a bit for each message of the batch
 # that a filter has chosen.  The client is sent a batch of these messages only.
 CHOSEN = 1 << 31
@@ -38,18 +40,16 @@ def receipts(rows: Rows) -> list[tuple[int, bytes]]:
     item.
     """
     if len(rows) <= FEW_MAX:
-        frames = [(row[0], _receipt(*row)) for row in rows.tolist()]
-        return [(connection, b"".join([frame for _, frame in group]))
-                for connection, group in groupby(frames, _connection)]
+        few: list[tuple[int, bytes]] = []
+        for connection, _, *numbers in rows.tolist():
+            before = few.pop()[1] if few and few[-1][0] == connection else b""
+            few.append((connection, before + _receipt(*numbers)))
+        return few
     connections, block = rows["connection"], _receipts(rows)
     width = len(block) // len(rows)
     borders = (np.flatnonzero(connections[1:] != connections[:-1]) + 1).tolist()
     return [(connections.item(start), block[start * width:end * width])
             for start, end in pairwise((0, *borders, len(rows)))]
-
-
-def _connection(item: tuple[int, bytes]) -> int:
-    return item[0]
 
 
 def _receipts(rows: Rows) -> bytes:
@@ -70,15 +70,25 @@ def _receipts(rows: Rows) -> bytes:
     return block.tobytes()
 
 
-def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int,
-             entry_id: int) -> bytes:
-    encode = varints.encode
-    identity = b"\x08" + encode(ledger_id) + b"\x10" + encode(entry_id)
-    body = b"\x08" + encode(producer_id) + b"\x10" + encode(sequence_id) + b"\x1a" + encode(len(identity)) + identity
-    if highest:
-        body += b"\x20" + encode(highest)
-    command = b"\x08\x07\x3a" + encode(len(body)) + body
-    return SIZES.pack(len(command) + 4, len(command)) + command
+def _receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+    sequence, entry = varints.encode(sequence_id), varints.encode(entry_id)
+    tail = b"\x20" + varints.encode(highest) if highest else b""
+    start, middle = _receipt_template(producer_id, ledger_id, len(sequence), len(entry), len(tail))
+    return start + sequence + middle + entry + tail
+
+
+@lru_cache(_TEMPLATES_MAX)
+def _receipt_template(producer_id: int, ledger_id: int, sequence_size: int, entry_size: int,
+                      tail_size: int) -> tuple[bytes, bytes]:
+    """Return the bytes of a receipt before its sequence id, and those between that and its entry id."""
+    identity = b"\x08" + varints.encode(ledger_id) + b"\x10"
+    identity_size = len(identity) + entry_size
+    start = b"\x08" + varints.encode(producer_id) + b"\x10"
+    middle = b"\x1a" + varints.encode(identity_size) + identity
+    body_size = len(start) + sequence_size + len(middle) + entry_size + tail_size
+    head = b"\x08\x07\x3a" + varints.encode(body_size)
+    command_size = len(head) + body_size
+    return SIZES.pack(command_size + 4, command_size) + head + start, middle
 
 
 def words_of(picked: Rows) -> NDArray[np.int64]:
@@ -153,8 +163,6 @@ class Delivery:
 
         rows (n,) are their index rows, with offsets into `ledger`.
         """
-        if len(rows) <= FEW_MAX and not self._broker_fields and not self._skipped:
-            return [self._few(first_entry, rows, ledger)]
         entries = np.arange(first_entry, first_entry + len(rows), dtype=np.uint64)
         if not self._skipped and (rows["size"] == rows["size"][0]).all():
             return [self._equal(entries, rows, ledger)]
@@ -192,10 +200,19 @@ class Delivery:
         rows["offset"][1:] = np.cumsum(entries["size"][:-1])
         return self._interleaved(entries["entry_id"], rows, data)
 
-    def _few(self, first_entry: int, rows: Rows, ledger: memoryview) -> bytes:
+    @property
+    def is_plain(self) -> bool:
+        """Whether frames have neither fields that differ by entry, nor entries without their checksum; see `few`."""
+        return not self._broker_fields and not self._skipped
+
+    def few(self, first_entry: int, places: Iterable[tuple[int, int]], ledger: memoryview) -> bytes:
+        """Return the plain MESSAGE frames of entries from first_entry on, one by one.
+
+        places: (offset, size) of each entry in `ledger`.
+        """
         pieces: list[bytes | memoryview] = []
-        tail, offsets, (start, command) = self._suffix + self._epoch, rows["offset"].tolist(), self._entry_start
-        for entry_id, (offset, size) in enumerate(zip(offsets, rows["size"].tolist(), strict=True), first_entry):
+        tail, (start, command) = self._suffix + self._epoch, self._entry_start
+        for entry_id, (offset, size) in enumerate(places, first_entry):
             entry = varints.encode(entry_id)
             if len(entry) != self._entry_size:
                 self._entry_size = len(entry)

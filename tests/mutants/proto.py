@@ -101,7 +101,7 @@ BUGS = [
         ("tail = _Message([(32, highest)]) if highest.any() else _Message([])",
          "tail = _Message([(32, highest)]) if highest.all() else _Message([])",
          "the highest sequence id is missing in mixed runs"),
-        ('if highest:\n        body += b"\\x20"', 'if highest > 1:\n        body += b"\\x20"',
+        ('varints.encode(highest) if highest else b""', 'varints.encode(highest) if highest > 1 else b""',
          "a highest sequence id of 1 is missing"),
         ('if partition >= 0 else b""\n        self._epoch', 'if partition > 0 else b""\n        self._epoch',
          "ids of partition 0 lack their partition"),

@@ -93,7 +93,12 @@ def stored(entries: list[bytes], *, gap: int = 0, messages: int = 1) -> tuple[np
 
 
 def written(delivery: Delivery, first: int, rows: np.ndarray, ledger: memoryview) -> bytes:
-    return b"".join(bytes(piece) for piece in delivery.frames(first, rows, ledger))
+    """Return the frames of a run; frames that are made one by one must have the same numbers and entries."""
+    frames = b"".join(bytes(piece) for piece in delivery.frames(first, rows, ledger))
+    if delivery.is_plain:
+        few = delivery.few(first, zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True), ledger)
+        assert frames_of(few) == frames_of(frames)
+    return frames
 
 
 def unwrapped(rest: bytes) -> tuple[api.BrokerEntryMetadata | None, bytes]:

@@ -43,6 +43,43 @@ def read(ledgers: Ledgers, first: int, count: int, ledger_id: int = LEDGER) -> l
     return [bytes(data[row["offset"]:row["offset"] + row["size"]]) for row in rows]
 
 
+def few(ledgers: Ledgers, first: int, count: int) -> list[bytes] | None:
+    found = ledgers.places(LEDGER, first, count)
+    return found and [bytes(found[1][offset:offset + size]) for offset, size in found[0]]
+
+
+def test_few_entries_are_read_without_arrays_unless_something_is_rare(tmp_path):
+    """Ledgers that are not mapped, or have grown, entries that are large, and rows that were given back are left."""
+    ledgers, entries = Ledgers(tmp_path), store(tmp_path, [10, 20, 300])
+    assert few(ledgers, 0, 3) is None
+    read(ledgers, 0, 3)
+    assert (few(ledgers, 0, 3), few(ledgers, 1, 1), few(ledgers, 1, 3)) == (entries, entries[1:2], None)
+    many = store(tmp_path, [10, 20, 300, 5, egress.BYTES_MAX, 0], room=2)      # the mapping is of the files before
+    ledgers.forget(LEDGER)
+    read(ledgers, 0, 3)
+    with format.ledger_path(format.partition_folder(tmp_path, PARTITION), LEDGER).open("r+b") as ledger:
+        ledger.truncate(format.HEADER_SIZE + 332)
+    ledgers.forget(LEDGER)
+    read(ledgers, 0, 3)
+    assert (few(ledgers, 0, 3), few(ledgers, 3, 1)) == (many[:3], None)
+    store(tmp_path, [10, 20, 300, 5, egress.BYTES_MAX, 0])
+    ledgers.forget(LEDGER)
+    read(ledgers, 0, 3)
+    assert (few(ledgers, 3, 1), few(ledgers, 4, 1), few(ledgers, 3, 2), few(ledgers, 5, 1)) == (
+        many[3:4], many[4:5], None, None)
+
+
+def test_few_entries_keep_their_ledger_mapped(tmp_path, monkeypatch):
+    ledgers = Ledgers(tmp_path)
+    for ledger_id in (LEDGER, 8, 9):
+        if ledger_id == 9:
+            few(ledgers, 0, 1)
+            monkeypatch.setattr(egress, "open_max", lambda *_: 2)
+        store(tmp_path, [10], ledger_id=ledger_id)
+        read(ledgers, 0, 1, ledger_id)
+    assert few(ledgers, 0, 1) is not None
+
+
 def test_entries_are_read_as_they_stand(tmp_path):
     entries = store(tmp_path, [10, 0, 300, 5])
     assert read(Ledgers(tmp_path), 0, 4) == entries

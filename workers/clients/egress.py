@@ -3,6 +3,7 @@
 A mapping is made when a run first names its ledger, and made anew when the ledger has grown past it.  It is given up
 when the owner says that the ledger was deleted, or when too many are mapped.
 """
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
 from geminga.storage.disk.files import map_file, open_max
 from geminga.storage.format import NO_ENTRY
@@ -24,6 +24,8 @@ _DESCRIPTORS, _PART = 2, 0.25      # of a mapped ledger: two mappings; of all de
 ENTRIES_MAX = 8_192          # read at a time
 BYTES_MAX = 1 << 20          # of entries, read at a time; one entry may be larger
 _GONE = 64                   # bytes of zeros that stand for an entry whose row was given back
+_PLACE = struct.Struct("<Q32xI")      # (offset, size) of an index row
+_ROW_SIZE = format.INDEX_ROW.itemsize
 
 _Key = int | tuple[int, int]       # a ledger's id; of its part of a compacted view (ledger id, number of the view)
 
@@ -33,11 +35,7 @@ def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
 
     Call it after the bytes have been copied.  An entry that is there afterwards was whole while it was copied.
     """
-    if len(rows) <= FEW_MAX:
-        begin = all(map(data.__getitem__, rows["offset"].tolist()))
-    else:
-        begin = np.frombuffer(data, np.uint8)[rows["offset"]].all()
-    if begin:      # no entry begins with a zero: nearly always
+    if np.frombuffer(data, np.uint8)[rows["offset"]].all():      # no entry begins with a zero: nearly always
         return None
     is_left = np.array([data[at:at + len(NO_ENTRY)] != NO_ENTRY for at in rows["offset"].tolist()])
     return None if is_left.all() else is_left
@@ -56,6 +54,7 @@ class MappedLedger:
     offsets: NDArray[np.uint64]
     sizes: NDArray[np.uint32]
     data: memoryview
+    file: memoryview               # the index's file
     is_sealed: bool                # rows of entries that were given back may be zeros
 
     def __repr__(self) -> str:
@@ -131,6 +130,22 @@ class Ledgers:
             end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
         return ledger.rows_of(first, ledger.index[first:end]), ledger.data
 
+    def places(self, ledger_id: int, first: int, count: int) -> tuple[list[tuple[int, int]], memoryview] | None:
+        """Return ([(offset, size)] of few consecutive entries, bytes of the ledger's file), without arrays.
+
+        None if they have to be asked for by `read`: they are not mapped, too large, or some were given back.
+        """
+        ledger: MappedLedger | None = self._mapped.get(ledger_id)
+        if ledger is None or first + count > len(ledger.index):
+            return None
+        begin = format.HEADER_SIZE + first * _ROW_SIZE
+        places = [_PLACE.unpack_from(ledger.file, at) for at in range(begin, begin + count * _ROW_SIZE, _ROW_SIZE)]
+        end = sum(places[-1])
+        if end > len(ledger.data) or end - places[0][0] > BYTES_MAX or 0 in [size for _, size in places]:
+            return None
+        self._mapped.move_to_end(ledger_id)
+        return places, ledger.data
+
     def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
              view: int = 0) -> tuple[NDArray, memoryview]:
         """Return (index rows, bytes of the ledger's file) for these entries (n,), ascending.
@@ -178,7 +193,7 @@ class Ledgers:
             raise LedgerGone from error
         except ValueError as error:      # the index ends within a row, or is empty
             raise self._too_short(ledger_id, format.ledger_path(folder, ledger_id)) from error
-        ledger = MappedLedger(index, index["offset"], index["size"], data, is_sealed)
+        ledger = MappedLedger(index, index["offset"], index["size"], data, memoryview(mapped), is_sealed)
         self._keep(ledger_id, ledger)
         return ledger
 
