@@ -76,12 +76,41 @@ class Layout:
         places = _places(varying)
         if places is None:
             return None
-        firsts, inverse = places
-        firsts = np.where(is_here[firsts], firsts, first)
+        firsts = np.where(is_here[places.firsts], places.firsts, first)
         distinct = zip(*[column[firsts].tolist() for column in values], strict=True)
         found = [self._known(own, number, one) for own, number in zip(distinct, firsts.tolist(), strict=True)]
-        whole: NDArray[np.bool_] = np.array(found)[inverse]
-        return whole
+        return places.spread(found)
+
+    def verdict_of_all(self, unlike: Words, varied: list[int],
+                       one: Callable[[int], bool]) -> NDArray[np.bool_] | bool | None:
+        """Return which of messages that all have the layout match; None if nearly all have other values.
+
+        unlike: (n, words) of their metadata, XOR the form.  varied: the bits of each word that are set in any of them.
+        Values that differ in few bits are packed into one word, so that telling them apart costs little.
+        """
+        looked_at = [at for at, mask in enumerate(self.values) if mask]
+        packed: list[Words] = []
+        used = 64
+        for at in looked_at:
+            if not (bits := varied[at] & self.values[at]):
+                continue
+            low = (bits & -bits).bit_length() - 1
+            width = bits.bit_length() - low
+            column = (unlike[:, at] & np.uint64(bits)) >> np.uint64(low)
+            if used + width > 64:
+                packed.append(column)
+                used = width
+            else:
+                packed[-1] |= column << np.uint64(used)
+                used += width
+        places = _places(packed) if packed else None
+        if packed and places is None:
+            return None
+        firsts = np.zeros(1, np.intp) if places is None else places.firsts
+        distinct = zip(*[((unlike[firsts, at] ^ np.uint64(self.form[at])) & np.uint64(self.values[at])).tolist()
+                         for at in looked_at], strict=True) if looked_at else [()]
+        found = [self._known(own, number, one) for own, number in zip(distinct, firsts.tolist(), strict=True)]
+        return found[0] if places is None else places.spread(found)
 
     def _known(self, values: tuple[int, ...], number: int, one: Callable[[int], bool]) -> bool:
         """Return whether messages with these values match, of which `number` is one."""
@@ -133,29 +162,45 @@ class Learner:
             values[value:value_end] = b"\xff" * (value_end - value)
 
 
-def _places(values: list[Words]) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return (an entry of each distinct value (m,), which of these each entry has (n,)); None if there are many.
+class _Places(NamedTuple):
+    """Entries told apart by their values: each has a place, and entries with equal values share theirs."""
 
-    values: the words (n,) of the entries' values.  Values share places of a table by a hash.  Where two distinct ones
-    share one, they are sorted instead.
+    places: NDArray[np.intp]      # (n,) of the entries
+    used: NDArray[np.intp]        # (m,) places that are used, ascending
+    firsts: NDArray[np.intp]      # (m,) an entry of each of these
+
+    def spread(self, found: list[bool]) -> NDArray[np.bool_]:
+        """Return for each entry (n,) what was found for its place (m,)."""
+        table = np.zeros(int(self.used[-1]) + 1, bool)
+        table[self.used] = found
+        return table[self.places]
+
+
+def _places(values: list[Words]) -> _Places | None:
+    """Return the places of entries, None if there are nearly as many as entries.
+
+    values: the words (n,) of the entries' values.  A small number is a place.  Other values get their places by a hash.
+    Where two distinct ones share one, they are sorted instead.
     """
-    count, hashed = len(values[0]), values[0] * _FACTOR
-    for column in values[1:]:
-        hashed = (hashed ^ (hashed >> np.uint64(29)) ^ column) * _FACTOR
-    slots = (hashed >> np.uint64(64 - _SLOT_BITS)).astype(np.intp)
-    table = np.full(1 << _SLOT_BITS, -1)
-    table[slots] = np.arange(count)
-    last = table[slots]
-    if all((column == column[last]).all() for column in values):
-        used = np.flatnonzero(table >= 0)
-        firsts, numbers = table[used], np.zeros(1 << _SLOT_BITS, np.intp)
-        numbers[used] = np.arange(len(used))
-        inverse = numbers[slots]
+    count, most = len(values[0]), int(values[0].max())
+    is_small = len(values) == 1 and most >> _SLOT_BITS == 0
+    if is_small:
+        table, places = np.full(most + 1, -1), values[0].view(np.intp)
     else:
-        _, firsts, inverse = np.unique(hashed, return_index=True, return_inverse=True)
-        if any((column != column[firsts[inverse]]).any() for column in values):      # two have the same hash
+        hashed = values[0] * _FACTOR
+        for column in values[1:]:
+            hashed = (hashed ^ (hashed >> np.uint64(29)) ^ column) * _FACTOR
+        table, places = np.full(1 << _SLOT_BITS, -1), (hashed >> np.uint64(64 - _SLOT_BITS)).view(np.intp)
+    table[places] = np.arange(count)
+    if is_small or all((column == column[table[places]]).all() for column in values):
+        used = np.flatnonzero(table >= 0)
+        firsts = table[used]
+    else:
+        _, firsts, places = np.unique(hashed, return_index=True, return_inverse=True)
+        if any((column != column[firsts[places]]).any() for column in values):      # two have the same hash
             return None
-    return None if len(firsts) * _RARE > count + _FEW else (firsts, inverse)
+        used = np.arange(len(firsts))
+    return None if len(firsts) * _RARE > count + _FEW else _Places(places, used, firsts)
 
 
 def _words(data: bytes | bytearray) -> list[int]:

@@ -17,6 +17,7 @@ from geminga.proto.metadata import PAD
 from geminga.storage.filters import entries, language
 from geminga.storage.filters.alike import Alike
 from geminga.storage.filters.language import FilterError, Name, compile_filter
+from geminga.storage.filters.runs import Runs
 
 TEXTS = st.sampled_from(
     ["", "a", "b", "ab", "abc", "a%c", "a_c", "aXc", "B", "10", "x" * 9, "x" * 17, "é", "日本", "a\0"])
@@ -166,6 +167,28 @@ def test_messages_of_batches_that_resemble_each_other_are_judged_as_one_by_one(t
     some = [shapes[number % len(shapes)] for number in order]
     with mock.patch.object(entries, "BATCHES_MIN", 1):
         assert judged(expression, some) == one_by_one(expression, some)
+
+
+same_form = st.builds(lambda *own: dict(zip(("s1", "other", "s2"), own, strict=True)), st.sampled_from("abcd"),
+                      st.sampled_from("xyz"), st.text("ab~", min_size=19, max_size=19))
+
+
+@settings(max_examples=200, deadline=None)
+@given(expressions, st.lists(same_form, min_size=1, max_size=6), st.integers(1, 50), st.data())
+def test_messages_of_one_form_are_judged_as_one_by_one_and_without_runs(text, kinds, count, data):
+    expression, numbers = compile_filter(text), st.integers(0, len(kinds) - 1)
+    some = [batch([kinds[data.draw(numbers)] for _ in range(count)]) for _ in range(8)]
+    with mock.patch.object(Runs, "_judge_run", mock.Mock(side_effect=AssertionError)):
+        found = judged(expression, some)
+    assert found == one_by_one(expression, some)
+
+
+def test_a_message_of_the_same_size_with_another_form_is_not_judged_by_the_first_one():
+    own = {"s1": "a", "other": "x"}
+    some = [batch([own] * 20), *[batch([*[own] * at, {"s1": "b", "other": "y"}, {"s2": "a", "other": "x"},
+                                        *[own] * (18 - at)]) for at in range(19)]]
+    found = judged(compile_filter("s1 = 'a'"), some)
+    assert found == {0: None} | {at + 1: (1 << 20) - 1 ^ 3 << at for at in range(19)}
 
 
 @pytest.mark.parametrize("codec", [api.NONE, api.ZSTD])
