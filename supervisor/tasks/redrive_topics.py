@@ -1,4 +1,5 @@
 """Topics of a redrive: the backlog that is read, targets that copies go to, and acknowledgements."""
+import sys
 import time
 import uuid
 from collections import deque
@@ -9,7 +10,7 @@ from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import compress
 from geminga.workers.messages.message import Message
-from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.client import BrokerConnection, Silence
 from geminga.workers.pulsar_client.connection import ClientError, consuming
 from geminga.workers.pulsar_client.entries import Entry, ack_set_of, entry_of
 from geminga.workers.pulsar_client.producers import unless_busy
@@ -19,6 +20,7 @@ REAL_TOPIC, REAL_SUBSCRIPTION = "REAL_TOPIC", "REAL_SUBSCRIPTION"
 _ADDED = {REAL_TOPIC, REAL_SUBSCRIPTION, "ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_IDY_TIME", "RETRY_TOPIC",
           "RECONSUMETIMES", "DELAY_TIME", names.REDRIVEN_FROM, *names.DEAD_LETTER_PROPERTIES}
 ROUND_MAX = 1_000          # messages
+_PATIENCE_S = 2            # without a message, after which the broker is asked whether more will come
 T = api.BaseCommand.Type
 Position = tuple[int, int]
 
@@ -63,11 +65,16 @@ def acks(letters: list[Ids], whole: set[Position]) -> dict[Position, list[int]]:
 
 
 class Backlog:
-    """Reads the entries that a durable subscription has not acknowledged yet, in rounds."""
+    """Reads the entries that a durable subscription has not acknowledged yet, in rounds.
 
-    def __init__(self, connection: BrokerConnection, consumer: int, left: int):
-        self.connection, self.consumer, self._left = connection, consumer, left
-        self._permits = 0      # granted, less messages that came; never more than the broker's count
+    Entries that expire or are cleared meanwhile do not come, so when nothing comes, the broker is asked what is left.
+    """
+
+    def __init__(self, connection: BrokerConnection, consumer: int):
+        self.connection, self.consumer = connection, consumer
+        self._left = sys.maxsize      # entries that have not come yet
+        self._held = 0                # entries that came and are not acknowledged
+        self._permits = 0             # granted, less messages that came; never more than the broker's count
 
     def __repr__(self) -> str:
         return f"<Backlog left={self._left}>"
@@ -82,8 +89,15 @@ class Backlog:
         async def subscribe() -> None:
             await connection.ask(consuming(topic, subscription, consumer, position=position, makes_topic=False))
         await unless_busy(subscribe)
-        stats: api.CommandConsumerStatsResponse = await connection.ask(api.CommandConsumerStats(consumer_id=consumer))
-        return cls(connection, consumer, stats.msgBacklog)      # a number of entries
+        opened = cls(connection, consumer)
+        await opened._count()
+        return opened
+
+    async def _count(self) -> None:
+        """Ask how many entries are left, and count none that has been published since the first time."""
+        stats: api.CommandConsumerStatsResponse = await self.connection.ask(
+            api.CommandConsumerStats(consumer_id=self.consumer))
+        self._left = min(self._left, stats.msgBacklog - self._held)      # a number of entries
 
     async def round(self, messages: int) -> list[Entry]:
         """Return the next entries, with about so many messages; none at the end."""
@@ -93,10 +107,21 @@ class Backlog:
             self.connection.send(flow)
             self._permits = messages
         while self._permits > 0 and self._left > 0:
-            entries.append(entry_of(*await self.connection.message(self.consumer)))
+            try:
+                entries.append(entry_of(*await self.connection.message(self.consumer, _PATIENCE_S)))
+            except Silence:
+                await self._count()
+                continue
             self._permits -= entries[-1].messages
             self._left -= 1
+            self._held += 1
         return entries
+
+    async def acknowledge(self, acked: dict[Position, list[int]]) -> None:
+        """Acknowledge entries, or messages of them, as `acks` tells them; wait until the broker has stored that."""
+        if acked:
+            await self.connection.ask(ack_of(self, acked))
+            self._held -= sum(not words for words in acked.values())
 
 
 def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.CommandAck:

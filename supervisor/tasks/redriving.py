@@ -298,7 +298,7 @@ class Redrive:
         chosen = Counter(ids.positions[-1] for ids in [*done, *anchors] if ids.positions[-1] in seen)
         whole = {position for position, count in chosen.items() if count == seen[position]}
         self._held += Counter(ids.positions[-1] for ids in anchors if ids.positions[-1] in whole)
-        await self._acknowledge(letters, acks(done, whole - set(self._held)) | self._release(old))
+        await letters.acknowledge(acks(done, whole - set(self._held)) | self._release(old))
         for target, last in ends:
             target.forget_copies(last)
 
@@ -307,11 +307,6 @@ class Redrive:
         positions = [ids.positions[-1] for ids in anchors]
         self._held.subtract(position for position in positions if position in self._held)
         return acks(anchors, {position for position in positions if self._held.get(position) == 0})
-
-    async def _acknowledge(self, letters: Backlog, acked: dict[Position, list[int]]) -> None:
-        """Acknowledge letters, and wait until the broker has stored it."""
-        if acked:
-            await letters.connection.ask(ack_of(letters, acked))
 
     async def _finish(self, letters: Backlog, target: Target) -> None:
         """Acknowledge a target's last letter, and remove the target's subscription."""

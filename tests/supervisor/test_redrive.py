@@ -10,7 +10,17 @@ import pytest
 from geminga.supervisor.main import main
 from geminga.workers.pulsar_client import key_hashing
 
-from ..harness import COMMAND, HANG_MS, HANG_SECONDS, eventually, messages_of, partitioned_topic, request, unique_topic
+from ..harness import (
+    COMMAND,
+    HANG_MS,
+    HANG_SECONDS,
+    eventually,
+    messages_of,
+    partitioned_topic,
+    path_of,
+    request,
+    unique_topic,
+)
 from ..workers.peer import Peer
 from .test_transactions import begin_with_message, end
 
@@ -218,8 +228,8 @@ def test_large_letters_and_schemas_come_through(own, client):
 # Where a redrive is killed: a method of redriving.py, before or after its call number so much.
 POINTS = [("Target.read_copies", "after", 1), ("Target.send", "after", 1), ("Target.send", "after", 30),
           ("Target.receipts", "before", 1), ("Target.receipts", "after", 1), ("Target.receipts", "after", 4),
-          ("Redrive._acknowledge", "before", 1), ("Redrive._acknowledge", "after", 1),
-          ("Redrive._acknowledge", "before", 2), ("Redrive._acknowledge", "after", 2),
+          ("Backlog.acknowledge", "before", 1), ("Backlog.acknowledge", "after", 1),
+          ("Backlog.acknowledge", "before", 2), ("Backlog.acknowledge", "after", 2),
           ("Target.forget_copies", "after", 1), ("Target.forget_copies", "after", 3),
           ("Redrive._finish", "before", 1), ("Redrive._finish", "after", 1), ("Redrive._finish", "before", 2)]
 KILLED = """
@@ -317,6 +327,17 @@ def test_letters_of_a_transaction_that_is_open_are_left_for_the_next_redrive(own
         assert (status, figures["sent"], complaints) == (0, 3, []), (figures, complaints)
         end(peer, its)
     assert len(messages_of(client, origin)) == 3
+
+
+def test_letters_that_are_cleared_during_a_redrive_are_not_waited_for(own, client):
+    origin, dead = make(client, unique_topic(), unique_topic("dead"))
+    bury(client, dead, [origin], 40)
+    with subprocess.Popen(command(own, dead, "--rate", "5"), stdout=subprocess.PIPE, text=True) as process:
+        eventually(lambda: messages_of(client, origin))
+        status, text = request("POST", f"{own.http_url}/admin/v2/{path_of(dead)}/subscription/geminga-redrive/skip_all")
+        assert status == 204, text
+        figures = json.loads(process.communicate(timeout=SECONDS)[0])
+    assert process.returncode == 0 and 0 < figures["sent"] < 40, figures
 
 
 def test_a_rate_is_kept(own, client):

@@ -37,7 +37,7 @@ _ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
 
 
 class Silence(ClientError):
-    """An error: the broker sent no frame for a minute."""
+    """An error: the broker sent no frame for as long as a wait may take."""
 
 
 class NoAddress(ClientError):
@@ -231,13 +231,16 @@ class BrokerConnection(FramedConnection):
         """Keep messages of a consumer for `message`, whatever else is received meanwhile."""
         self._kept[consumer] = deque()
 
-    async def message(self, consumer: int) -> tuple[api.CommandMessage, bytes]:
-        """Wait for the next message of a consumer whose messages are kept, and return (command, entry)."""
+    async def message(self, consumer: int, silence_s: float) -> tuple[api.CommandMessage, bytes]:
+        """Wait for the next message of a consumer whose messages are kept, and return (command, entry).
+
+        Raises ClientError; Silence after so long without any frame.
+        """
         while not self._kept[consumer]:
             if (frame := self.frame_at_hand()) is not None:
                 check(frame[0])
             else:
-                await self._more(_SILENCE_S)
+                await self._more(silence_s)
         command, entry = self._next_of(self._kept[consumer])
         return command.message, entry
 
