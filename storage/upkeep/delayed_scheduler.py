@@ -8,7 +8,6 @@ import contextlib
 import math
 import os
 import time
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -185,7 +184,7 @@ class DelayedScheduler(Watcher):
     def _wait(self) -> None:
         """Wait for the end of the save of delayed indexes in progress, if any."""
         if self._saving is not None:
-            futures.wait([self._saving[0]])
+            self._saving[0].exception()      # waits for it
             self._collect()
 
     def _save_now(self, indexes: list[DelayedIndex]) -> None:

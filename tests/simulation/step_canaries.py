@@ -31,7 +31,8 @@ from geminga.storage.owner.owner_pass import Pass
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.runtime import unix_sockets
 from geminga.storage.topics import exported
-from geminga.storage.upkeep import delayed_scheduler, hole_punching
+from geminga.storage.upkeep import hole_punching
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.trimming import Trimming
 
 from . import scenes
@@ -70,10 +71,10 @@ NOTICED = {
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
     "a_start_retires_nothing": Step(journal.open_journal, "retire("),
     "files_of_a_removed_journal_stay": Step(journal_reader.retire, "path.unlink(", 1),
-    "windows_of_delayed_messages_are_not_synced": Step(delayed_scheduler._write, "sync_all("),
+    "windows_of_delayed_messages_are_not_synced": Step(DelayedScheduler._write, "sync_all("),
     "what_is_unloaded_is_not_put_on_disk": Step(Durability.checkpoint, "write_checkpoint("),
     "a_journal_that_moved_is_not_removed": Step(recovery.recover_owner, "journal_reader.retire("),
-    "the_name_of_a_delayed_index_is_not_synced": Step(delayed_scheduler._write, "sync(named"),
+    "the_name_of_a_delayed_index_is_not_synced": Step(DelayedScheduler._write, "sync(named"),
     "a_file_written_anew_gets_no_name": Step(files.write_anew, "fresh.replace("),
     "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
     "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "deleted.unlink("),
@@ -133,7 +134,7 @@ UNNOTICED = {
     Step(ledger_headers.remove_unmade, "path.unlink(", 0): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
-    Step(delayed_scheduler._write, "write_anew("):
+    Step(DelayedScheduler._write, "write_anew("):
         "A start rebuilds an index that was not saved, which takes time; test_delays_files.py fails without it.",
     Step(TopicTable._delete_files, "self._decisions.journal.sync("): _FOLDER,
     Step(recovery.replay, "StateFile("): _FOLDER,

@@ -120,7 +120,7 @@ class World:
             put(checkpoints, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
             for module in (owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
                            window_files):
-                put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
+                put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0, monotonic=lambda: 0.0))
             for module in (scalable_topics, stored_schemas, topics):
                 put(module, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)
