@@ -451,7 +451,8 @@ def test_messages_are_shown_as_they_were_published(broker, client):
         batched.send_async(body, lambda *_: None)
     batched.flush()
     url = topic_url(broker, topic, "")
-    body, headers = shown(url + "subscription/new/position/1")      # which is made for that
+    body, headers = shown(url + "subscription/new/position/1")
+    assert got(url + "subscriptions") == []      # none is made to be looked at
     assert body == b"x" * 300 and headers["X-Pulsar-Message-ID"] == f"{first.ledger_id()}:{first.entry_id()}"
     assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k": "v\u2603"}
     assert (headers["X-Pulsar-partition-key"], headers["X-Pulsar-producer-name"]) == ("key?", "p")
