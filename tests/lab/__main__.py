@@ -16,7 +16,7 @@ module with `NAME`, `ABOUT` and `subjects()`:
     readers.py     programs that read the tables of nights
     bridges.py     frameworks that copy a topic to another
     objects.py     records of one language, read by others
-    tools.py       administration and metrics with others' tools
+    tools.py       administration and metrics with others' tools; pulsar_admin.py has those for Java
     ground.py      file systems, interpreters, bounds of the kernel
 
     subject.py     what a wing declares: subjects, what is asked of them, why something was not run

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from . import registries
+from . import pulsar_admin, registries
 from .running import Ground, free_ports
 from .subject import Answers, Subject
 
 NAME = "tools"
-ABOUT = ("Administration through Go's `pulsaradmin`, and metrics through parsers of Prometheus' text format, after use "
-         "of topics with odd names; `promtool` is Prometheus' own. Prometheus itself, which loads the rules and asks "
-         "what the dashboards ask, and the OpenTelemetry collector's receiver scrape the broker each second.")
+ABOUT = ("Administration through Go's `pulsaradmin`, and through `pulsar-admin` and its library for Java, which do the "
+         "same with Pulsar 4.0.7 at once: what differs for no known reason is named. Metrics through parsers of "
+         "Prometheus' text format, after use of topics with odd names; `promtool` is Prometheus' own. Prometheus "
+         "itself, which loads the rules and asks what the dashboards ask, and the OpenTelemetry collector's receiver "
+         "scrape the broker each second.")
 
 ADMIN = {
     "clusters": "standalone",
@@ -248,4 +250,5 @@ def subjects(newest: bool) -> list[Subject]:
     return [*map(_admin, GO), *map(_metrics, PROMETHEUS), _promtool(),
             _server("Prometheus 2", "Debian 12's prometheus 2.42",
                     lambda: registries.debian("prometheus") / "usr/bin/prometheus"),
-            _server("Prometheus 3", "prometheus 3.16.0", lambda: _built("v0.316.0")), _receiver("v0.165.0", "v1.71.0")]
+            _server("Prometheus 3", "prometheus 3.16.0", lambda: _built("v0.316.0")), _receiver("v0.165.0", "v1.71.0"),
+            *(made(version) for made, versions in pulsar_admin.SUBJECTS for version in versions)]
