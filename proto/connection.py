@@ -91,6 +91,7 @@ class Connection:
         self.reads_positions = False       # its replicators name the position of each entry in their own cluster
         self.limit_messages(message_size_max)
         self._layout: sends.Layout | None = None
+        self._total = 0                    # bytes of the last SEND that the library has read
         self._singles = 0                  # frames to read before the next try for a run of one layout
         self._back_off = 0
         self._alone = 0                    # frames to read one by one before the next try to read SENDs in step
@@ -210,7 +211,12 @@ class Connection:
     def _read_frame(self, frame: bytes, command_end: int) -> bool:
         """Read one frame; return True if the caller has to execute its command before more is read."""
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
-            self._read_send(frame, command_end)
+            layout = self._layout
+            if layout is not None and layout.total == len(frame) and (row := layout.read_one(frame)) is not None:
+                kind = SendInTransaction if layout.is_in_transaction else Send
+                self.events.append(kind(row, frame[command_end:]))
+            else:
+                self._read_send(frame, command_end)
             return False
         if frame[8:10] == _ACK_HEAD and self.state == CONNECTED:
             read = acks.read if command_end > acks.SIZE_MIN else acks.read_one
@@ -266,7 +272,10 @@ class Connection:
         if row[sends.MESSAGES] > 1 and (why := sends.refusal_of_count(entry, row[sends.MESSAGES])):
             return self._refuse(send, api.NotAllowedError, why)
         self.events.append((SendInTransaction if row[sends.FLAGS] & sends.IN_TRANSACTION else Send)(row, entry))
-        if self._singles <= 1 and (self._layout is None or self._layout.total != len(frame) or self._back_off):
+        # Learning costs as much as reading ten frames.  Where sizes differ all the time, no layout serves twice.
+        is_repeated, self._total = len(frame) == self._total, len(frame)
+        layout = self._layout
+        if self._singles <= 1 and (layout is None or self._back_off or (layout.total != len(frame) and is_repeated)):
             self._layout = sends.learn(frame, row)
 
     def _refuse(self, send: api.CommandSend, code: ErrorCode, message: str) -> None:

@@ -12,6 +12,7 @@ to it.
 import base64
 import binascii
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +55,9 @@ SEND_ROW = np.dtype([
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGES, FLAGS = map(
-    field_names(SEND_ROW).index, ("producer_id", "sequence_id", "entry_id", "messages", "flags"))
+PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGES, FLAGS, KEY_HASH, CRC32C = map(
+    field_names(SEND_ROW).index,
+    ("producer_id", "sequence_id", "entry_id", "messages", "flags", "key_hash", "crc32c"))
 INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
 
@@ -276,7 +278,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Layout:
     """The layout of SEND frames that resemble the frame given to `learn`; offsets count from the frame's start."""
 
@@ -291,6 +293,32 @@ class Layout:
     key: tuple[int, int] | None                     # where the key begins and ends, when it may differ
     position: tuple[int, int, int] | None           # where a source position begins, has its colon, and ends
     is_in_transaction: bool
+
+    @cached_property
+    def _alone(self) -> tuple[int, int, list[int], list[tuple[int, int]]]:
+        """Tight bits of the head, their values, both as one number; the frame's row; (field, offset) of columns."""
+        tight = int.from_bytes(self.tight.tobytes(), "little")
+        template = int.from_bytes(self.template.tobytes(), "little")
+        numbers = [(field_names(SEND_ROW).index(name), at) for name, at, _ in self.columns]
+        return tight, template & tight, list(self.row.tolist()[0]), numbers
+
+    def read_one(self, frame: bytes) -> Row | None:
+        """Return the row of one frame of `total` bytes, None if the library has to read it.
+
+        Its layout may differ, its checksum be wrong, or a replicator have sent it.
+        """
+        tight, values, row, numbers = self._alone
+        if int.from_bytes(frame[:self.head_size], "little") & tight != values or self.position is not None:
+            return None
+        row = row.copy()
+        for field, at in numbers:
+            row[field] = varints.decode(frame, at)[0]
+        row[CRC32C] = claimed = SIZE.unpack_from(frame, self.command_end + 2)[0]
+        if crc32c(memoryview(frame)[self.command_end + CHECKSUM_END:]) != claimed:
+            return None
+        if self.key is not None:
+            row[KEY_HASH] = mmh3_32_uintdigest(frame[self.key[0]:self.key[1]]) & 0x7FFFFFFF
+        return tuple(row)
 
     def read(self, buffer: NDArray[np.uint8], at: int,
              end: int) -> tuple[Rows, NDArray[np.uint8], NDArray[np.intp]] | None:
