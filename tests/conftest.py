@@ -180,13 +180,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | Runnin
 def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for the tests of a module, which look at everything the broker has or into its folder.
 
-    A module may have OWN_OPTIONS, the options of `geminga serve` for its broker.
+    A module may have OWN_OPTIONS, the options of `geminga serve` for its broker.  Its folder of some 130 MB is removed
+    unless a test of the module fails: those of all modules together fill a file system in memory.
     """
+    failed_before = request.session.testsfailed
     made = Broker(tmp_path_factory.mktemp("own") / "data", *getattr(request.module, "OWN_OPTIONS", ()))
     try:
         yield made.start()
     finally:
         made.close()
+    if request.session.testsfailed == failed_before:
+        shutil.rmtree(made.data_dir, ignore_errors=True)      # children that were killed may end only now
 
 
 @pytest.fixture(scope="module")
