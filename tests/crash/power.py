@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,14 +24,14 @@ LOAD_SECONDS = 0.5            # at most, between a start and a cut
 
 
 class Round(rounds.Round):
-    """One disk and its broker, whose power is cut."""
+    """One disk and its broker, whose power is cut.  disk_of: makes the disk in a folder, of a seed."""
 
-    def __init__(self, folder: Path, seed: int, sync: str = "group"):
+    def __init__(self, folder: Path, seed: int, sync: str = "group", disk_of: Callable[[Path, int], Disk] = Disk):
         chance = random.Random(seed)
         folder.mkdir()
         text = configuration(chance, workers=1, owners=chance.choice([1, 2]), sync=sync)
-        self.disk = Disk(folder / "disk", seed)
-        super().__init__(rounds.broker_of(folder, folder / "disk", text), chance)
+        self.disk = disk_of(folder / "disk", seed)
+        super().__init__(rounds.broker_of(folder, self.disk.folder, text), chance)
 
     def load(self) -> None:
         self.add_lanes("power", 3)

@@ -1,39 +1,72 @@
-"""Grounds that the broker stands on: file systems in loop mounts, and ways to be started."""
+"""Grounds that the broker stands on: file systems in loop mounts, interpreters, limits, ways to be started."""
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
+import random
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pulsar
 
+from geminga.supervisor.load import wire
+
+from .. import interpreters
+from ..crash import forgetful, power
 from ..harness import COMMAND, Broker, eventually, request
 from . import registries
 from .running import Ground
 from .subject import Answers, NotRun, Subject
 
 NAME = "ground"
-ABOUT = ("A broker with its data folder on a file system of its own, or started in an unusual way: it publishes, "
-         "consumes, is killed, gives back space, meets a full disk, is backed up and verified.")
+ABOUT = ("A broker with its data folder on a file system of its own, with another interpreter, with little of "
+         "something, or started in an unusual way: it publishes, consumes, is killed, loses power, gives "
+         "back space, meets a full disk, is backed up and verified.")
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 MIB = 1 << 20
+GOING_DOWN, WITHOUT_FLUSH = 0x8004587D, 2      # FS_IOC_SHUTDOWN of linux/fs.h, and its flag
+# Takes memory in a control group until its processes have so many bytes, or the kernel chooses this one to kill.
+HOG = """
+import pathlib, os, sys, time
+group, most = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+(group / "cgroup.procs").write_text(str(os.getpid()))
+held = []
+def used():
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    names = ("total_rss", "total_shmem") if "total_rss" in stat else ("anon", "shmem")
+    return sum(int(stat.get(name, 0)) for name in names)
+while used() < most:
+    held.append(bytearray(b"x" * (4 << 20)))
+print("full", flush=True)
+sys.stdin.read()
+"""
 RECEIVE_MS = 30_000
 PAYLOAD = 20_000
 BLOCK = 4096
 COMMAND_SECONDS = 180
 QUIET = logging.getLogger("lab.pulsar")      # errors are answers here
 QUIET.setLevel(logging.CRITICAL)
-GEMINGA = str(Path(sys.executable).with_name("geminga"))
+GEMINGA = [str(Path(sys.executable).with_name("geminga"))]
+CUTS = 8
+MANY_CORES = 16
+LITTLE_MIB = 700
+CONNECTIONS = 800
 
+PROCESSES, MEMORY, FILES = "processes", "memory runs out", "more connections than files"
 EVERYWHERE = {
     "publish and consume": "1000 in order",
     "killed and started again": "500 of 500 again, 500 acknowledged ones never",
@@ -44,27 +77,36 @@ ON_DISKS = EVERYWHERE | {
     "space comes back": "less than a fifth of 40 MB",
     "full disk": "refused, then 20 more after it was freed, nothing lost",
 }
+CUT = {"power cuts": f"{CUTS}, nothing lost, nothing back"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file system: the commands that make it in `image` and mount it on `folder`; "" where the kernel makes it."""
+    """A file system: the commands that make it in `image` and mount it on `folder`; "" where the kernel makes it.
+
+    repaired: the command of a start after a power cut, as the host's own start has it.  can_be_cut: whether the kernel
+    can drop what it has not written.
+    """
 
     made: str
     mounted: str
     mib: int = 400
+    can_be_cut: bool = False
+    repaired: str = ""
 
 
 LOOP = "mount -o loop {image} {folder}"
+CHECKED = "e2fsck -y {image}"
 PLACES = {
-    "ext4": Place("mkfs.ext4 -q -F -m 0 {image}", LOOP),
-    "ext4 with blocks of 1 KiB": Place("mkfs.ext4 -q -F -m 0 -b 1024 {image}", LOOP),
-    "ext4 without a journal": Place("mkfs.ext4 -q -F -m 0 -O ^has_journal {image}", LOOP),
-    "ext4 with data=journal": Place("mkfs.ext4 -q -F -m 0 {image}", LOOP + " -o data=journal"),
-    "ext3": Place("mkfs.ext3 -q -F -m 0 {image}", LOOP),
-    "ext2": Place("mkfs.ext2 -q -F -m 0 {image}", LOOP),
-    "xfs": Place("mkfs.xfs -q {image}", LOOP),
-    "xfs without reflinks": Place("mkfs.xfs -q -m reflink=0 {image}", LOOP),
+    "ext4": Place("mkfs.ext4 -q -F -m 0 {image}", LOOP, can_be_cut=True),
+    "ext4 with blocks of 1 KiB": Place("mkfs.ext4 -q -F -m 0 -b 1024 {image}", LOOP, can_be_cut=True),
+    "ext4 without a journal": Place("mkfs.ext4 -q -F -m 0 -O ^has_journal {image}", LOOP, can_be_cut=True,
+                                    repaired=CHECKED),
+    "ext4 with data=journal": Place("mkfs.ext4 -q -F -m 0 {image}", LOOP + " -o data=journal", can_be_cut=True),
+    "ext3": Place("mkfs.ext3 -q -F -m 0 {image}", LOOP, can_be_cut=True),
+    "ext2": Place("mkfs.ext2 -q -F -m 0 {image}", LOOP, can_be_cut=True, repaired=CHECKED),
+    "xfs": Place("mkfs.xfs -q {image}", LOOP, can_be_cut=True),
+    "xfs without reflinks": Place("mkfs.xfs -q -m reflink=0 {image}", LOOP, can_be_cut=True),
     "btrfs": Place("mkfs.btrfs -q {image}", LOOP),
     "btrfs that compresses": Place("mkfs.btrfs -q {image}", LOOP + " -o compress-force=zstd"),
     "f2fs": Place("mkfs.f2fs -q {image}", LOOP),
@@ -75,26 +117,108 @@ PLACES = {
 }
 
 
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[list[str]]:
+    """Yield the command `geminga` of the environment that runs the lab."""
+    yield GEMINGA
+
+
+def _packages() -> list[str]:
+    """Return what the project needs, pinned."""
+    return list(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"])
+
+
+def _of_python(version: str) -> "Program":
+    @contextlib.contextmanager
+    def program(folder: Path) -> Iterator[list[str]]:
+        python = registries.python(*_packages(), version=version)
+        yield ["env", f"PYTHONPATH={CHECKOUT}/.source", str(python), "-m", "geminga.supervisor.main"]
+
+    return program
+
+
+CORES = f"""import os
+has, pin = {MANY_CORES}, os.sched_setaffinity
+os.cpu_count = lambda: has
+os.sched_getaffinity = lambda pid: set(range(has))
+os.sched_setaffinity = lambda pid, cores: pin(pid, {{core % {os.cpu_count()} for core in cores}})
+"""
+
+
+@contextlib.contextmanager
+def _on_many_cores(folder: Path) -> Iterator[list[str]]:
+    """Yield a command that is told of more cores than the machine has."""
+    (folder / "cores").mkdir()
+    (folder / "cores/sitecustomize.py").write_text(CORES)
+    yield ["env", f"PYTHONPATH={folder}/cores", *GEMINGA]
+
+
+def _memory_group(pid: int) -> tuple[Path, str]:
+    """Return (the control group that bounds a process's memory, the file with the bound); of version 2 or 1."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            return Path("/sys/fs/cgroup/memory" + path), "memory.limit_in_bytes"
+        if number == "0" and Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            return Path("/sys/fs/cgroup" + path), "memory.max"
+    raise NotRun("no control group bounds memory here")
+
+
+@contextlib.contextmanager
+def _in_little_memory(folder: Path) -> Iterator[list[str]]:
+    """Yield a command that moves itself into a control group with little memory."""
+    _, bound = _memory_group(os.getpid())
+    root = Path("/sys/fs/cgroup/memory" if bound == "memory.limit_in_bytes" else "/sys/fs/cgroup")
+    group = root / f"lab-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / bound).write_text(str(LITTLE_MIB * MIB))
+    except OSError as error:
+        raise NotRun(f"no control group of its own: {error.strerror}") from None
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"', *GEMINGA]
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+Program = Callable[[Path], contextlib.AbstractContextManager[list[str]]]      # scratch folder -> the command `geminga`
+
+
 @dataclass(frozen=True)
 class Way:
     """A way to start the broker: a program before its command, and variables, None for those that are not set.
 
     needs: a program that has to be installed.  steps: by how much the clock differs, each for a second, in turns.
+    geminga: the command.  more: what is asked besides.  versions: of what is below the broker.
     """
 
     before: tuple[str, ...] = ()
     environment: dict[str, str | None] = field(default_factory=dict)
     needs: str = ""
     steps: tuple[str, ...] = ()
+    geminga: Program = _own
+    more: dict[str, str] = field(default_factory=dict)
+    versions: str = f"CPython {sys.version.split()[0]}"
 
 
 # Not by the program `faketime`, which stays the parent of what it starts: a kill would miss the broker.
 FAKED: dict[str, str | None] = {
     "LD_PRELOAD": next(map(str, Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None),
     "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+PYTHONS = {version: release.partition("-")[0] for version, release in interpreters.RELEASES.items()
+           if version != "{}.{}".format(*sys.version_info)}
 WAYS = {
-    "one core": Way(("taskset", "-c", "0")),
-    "256 open files": Way(("sh", "-c", 'ulimit -n 256; exec "$0" "$@"')),
+    "one core": Way(("taskset", "-c", "0"), more={PROCESSES: "1 workers, 1 owners"}),
+    f"{MANY_CORES} cores": Way(geminga=_on_many_cores, more={PROCESSES: f"{MANY_CORES} workers, {MANY_CORES} owners"},
+                               versions=f"told of {MANY_CORES} cores on {os.cpu_count()}"),
+    **{f"Python {version}": Way(geminga=_of_python(version), versions=f"CPython {release}")
+       for version, release in PYTHONS.items()},
+    f"{LITTLE_MIB} MiB of memory": Way(
+        geminga=_in_little_memory, versions=f"a control group, Linux {os.uname().release}",
+        more={MEMORY: "G310 in the log; publishing waits; consuming goes on; then published"}),
+    "256 open files": Way(("sh", "-c", 'ulimit -n 256; exec "$0" "$@"'), more={
+        FILES: "closed beyond; others go on; then admitted"}),
     "umask 077": Way(("sh", "-c", 'umask 077; exec "$0" "$@"')),
     "LC_ALL=C": Way(environment={"LC_ALL": "C", "LANG": None}),
     "a zone with daylight saving": Way(environment={"TZ": "America/St_Johns"}),
@@ -109,9 +233,9 @@ WAYS = {
 class Started(Broker):
     """A broker that is started in a way of its own."""
 
-    def __init__(self, data_dir: Path, way: Way) -> None:
+    def __init__(self, data_dir: Path, way: Way, geminga: list[str]) -> None:
         super().__init__(data_dir)
-        self._way, self._clock = way, data_dir.with_name("clock")
+        self._way, self._geminga, self._clock = way, geminga, data_dir.with_name("clock")
 
     def _step(self) -> None:
         """Step the clock until the folder is gone."""
@@ -122,7 +246,7 @@ class Started(Broker):
 
     def start(self) -> "Started":
         """Start the broker by a script, which the harness runs as if it were `geminga serve`."""
-        script, command = self.data_dir.with_name("way.py"), [*self._way.before, *COMMAND]
+        script, command = self.data_dir.with_name("way.py"), [*self._way.before, *self._geminga, "serve"]
         environment = dict(self._way.environment)
         if self._way.steps:
             environment |= {"FAKETIME_TIMESTAMP_FILE": str(self._clock), "FAKETIME_CACHE_DURATION": "1"}
@@ -162,11 +286,60 @@ def mounted(name: str, ground: Ground) -> Iterator[Path]:
                 subprocess.run(["umount", "-q", str(one)], stderr=subprocess.DEVNULL)
 
 
-class Trial:
-    """What is asked of one broker."""
+class Mounted(forgetful.Disk):
+    """A file system of the kernel's, whose power can be cut: it drops what it has not written.
 
-    def __init__(self, broker: Broker, spare: Path) -> None:
-        self.broker, self.spare = broker, spare
+    The ioctl is the one by which file systems are tested.  Blocks that the file system has written are kept, synced or
+    not, as the image below is a file of the host's.
+    """
+
+    def __init__(self, place: Place, scratch: Path):
+        self._place, self._image, self._mount = place, scratch.with_name("image"), scratch
+        self._mount.mkdir(exist_ok=True)
+        self.folder = self._mount
+        with self._image.open("wb") as file:
+            file.truncate(place.mib * MIB)
+        registries.run(place.made.format(image=self._image).split())
+        self._do_mount()
+
+    def _do_mount(self) -> None:
+        registries.run(self._place.mounted.format(image=self._image, folder=self._mount).split())
+
+    def freeze(self) -> None:
+        """Do nothing: processes are killed first, as one that runs would see errors, which a power cut has none of."""
+
+    def thaw(self) -> None:
+        fd = os.open(self._mount, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", WITHOUT_FLUSH))
+        finally:
+            os.close(fd)
+
+    def cut(self, seed: int) -> None:
+        eventually(lambda: subprocess.run(["umount", self._mount], stderr=subprocess.DEVNULL).returncode == 0,
+                   what="an unmount")
+        if self._place.repaired:
+            subprocess.run(self._place.repaired.format(image=self._image).split(), stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
+        self._do_mount()
+
+    def close(self) -> None:
+        subprocess.run(["umount", "-q", self._mount], stderr=subprocess.DEVNULL)
+
+
+def power_cuts(disk_of: Callable[[Path, int], forgetful.Disk], folder: Path) -> str:
+    """Cut the power of a broker under load, on a new disk, and return what became of what clients were promised."""
+    figures = power.Round(folder / "power", random.SystemRandom().randrange(1 << 32), disk_of=disk_of).run(CUTS)
+    if figures.is_good and figures.receipted and figures.acknowledged:
+        return CUT["power cuts"]
+    return figures.line()
+
+
+class Trial:
+    """What is asked of one broker.  geminga: the command."""
+
+    def __init__(self, broker: Broker, spare: Path, geminga: list[str]) -> None:
+        self.broker, self.spare, self._geminga = broker, spare, geminga
         self._numbers = itertools.count()
 
     def _client(self) -> pulsar.Client:
@@ -297,37 +470,105 @@ class Trial:
                 ("nothing lost" if not lost else f"{len(lost)} lost"))
 
     def backup(self) -> str:
-        made = subprocess.run([GEMINGA, "backup", str(self.spare), "--data-dir", str(self.broker.data_dir)],
+        made = subprocess.run([*self._geminga, "backup", str(self.spare), "--data-dir", str(self.broker.data_dir)],
                               capture_output=True, text=True, timeout=COMMAND_SECONDS)
         if made.returncode:
             return f"{made.returncode}: {made.stderr}"
         [folder] = [one for one in self.spare.iterdir() if one.is_dir() and one != self.broker.data_dir]
-        verified = subprocess.run([GEMINGA, "verify", str(folder)], capture_output=True, text=True,
+        verified = subprocess.run([*self._geminga, "verify", str(folder)], capture_output=True, text=True,
                                   timeout=COMMAND_SECONDS)
         shutil.rmtree(folder)
         return f"made, and verified: {verified.returncode}" + (verified.stdout if verified.returncode else "")
 
     def verified(self) -> str:
         self.broker.stop()
-        done = subprocess.run([GEMINGA, "verify", str(self.broker.data_dir)], capture_output=True, text=True,
+        done = subprocess.run([*self._geminga, "verify", str(self.broker.data_dir)], capture_output=True, text=True,
                               timeout=COMMAND_SECONDS)
         return str(done.returncode) + (done.stdout if done.returncode else "")
 
+    def processes(self) -> str:
+        return self.broker.printed().partition(" s: ")[2].partition("\n")[0]
+
+    def memory(self) -> str:
+        """Let another program of the control group take nearly all memory for a while."""
+        group, _ = _memory_group(self.broker.pid)
+        topic = self._topic()
+        with contextlib.closing(self._client()) as client:
+            consumer = client.subscribe(topic, "s")
+            producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=5000)
+            producer.send(b"before")
+            with subprocess.Popen([sys.executable, "-c", HOG, group, str(LITTLE_MIB * MIB * 97 // 100)],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
+                assert hog.stdin is not None and hog.stdout is not None
+                hog.stdout.readline()
+                try:
+                    eventually(lambda: "nobody may publish" in self.broker.log(), 60)
+                    said = ["G310 in the log" if "G310" in self.broker.log() else "no code in the log"]
+                except TimeoutError:
+                    said = ["nothing in the log"]
+
+                def waits() -> bool:
+                    try:
+                        producer.send(b"meanwhile")
+                    except pulsar.Timeout:
+                        return True
+                    return False
+
+                try:
+                    eventually(waits, 10)      # owners look once a second
+                    said.append("publishing waits")
+                except TimeoutError:
+                    said.append("published")
+                consumer.acknowledge(consumer.receive(RECEIVE_MS))
+                said.append("consuming goes on")
+                hog.stdin.close()
+
+            def published() -> bool:
+                with contextlib.suppress(Exception):
+                    return bool(client.create_producer(topic, send_timeout_millis=3000).send(b"after"))
+                return False
+
+            eventually(published, 60)
+            return "; ".join([*said, "then published"])
+
+    def connections(self) -> str:
+        """Make more connections than the broker may have files, and close them."""
+        host, _, port = self.broker.service_url.rpartition("/")[2].partition(":")
+        with contextlib.closing(self._client()) as client:
+            producer = client.create_producer(self._topic(), batching_enabled=False)
+            producer.send(b"before")
+            with contextlib.ExitStack() as made:
+                answered = 0
+                for _ in range(CONNECTIONS):
+                    one = made.enter_context(socket.create_connection((host, int(port)), RECEIVE_MS / 1000))
+                    with contextlib.suppress(ConnectionError):
+                        one.sendall(wire.connect())
+                        answered += bool(one.recv(1))
+                said = ["closed beyond" if 0 < answered < CONNECTIONS else f"{answered} admitted"]
+                producer.send(b"meanwhile")
+                said.append("others go on")
+            with contextlib.closing(self._client()) as later:
+                later.create_producer(self._topic()).send(b"after")
+                said.append("then admitted")
+        return "; ".join(said)
+
     def answer(self, thing: str) -> str:
-        functions = {"publish and consume": self.publish_and_consume, "killed and started again": self.killed,
+        functions = {PROCESSES: self.processes, MEMORY: self.memory, FILES: self.connections,
+                     "publish and consume": self.publish_and_consume, "killed and started again": self.killed,
                      "backup": self.backup, "verified": self.verified, "space comes back": self.space,
                      "full disk": self.full}
         return functions[thing]()
 
 
-ORDER = ["publish and consume", "killed and started again", "space comes back", "full disk", "backup", "verified"]
+ORDER = [PROCESSES, MEMORY, FILES, "publish and consume", "killed and started again", "space comes back", "full disk",
+         "backup", "verified"]
 
 
-def _answers(broker: Broker, spare: Path, asked: list[str]) -> Answers:
+def _answers(broker: Broker, spare: Path, asked: list[str], geminga: list[str]) -> Answers:
     spare.mkdir()
     try:
         broker.start()
-        trial = Trial(broker, spare)
+        trial = Trial(broker, spare, geminga)
         for thing in sorted(asked, key=ORDER.index):
             try:
                 yield thing, trial.answer(thing)
@@ -340,11 +581,28 @@ def _answers(broker: Broker, spare: Path, asked: list[str]) -> Answers:
 
 
 def _file_system(name: str) -> Subject:
-    def ask(ground: Ground, asked: list[str]) -> Answers:
-        with mounted(name, ground) as folder:
-            yield from _answers(Broker(folder / "data"), folder / "backups", asked)
+    place = PLACES[name]
 
-    return Subject(name, f"Linux {os.uname().release}", ON_DISKS, ask)
+    def ask(ground: Ground, asked: list[str]) -> Answers:
+        others = [thing for thing in asked if thing not in CUT]
+        if others:
+            with mounted(name, ground) as folder:
+                yield from _answers(Broker(folder / "data"), folder / "backups", others, GEMINGA)
+        if asked != others:
+            with tempfile.TemporaryDirectory(prefix="lab-disk-", dir="/var/tmp") as scratch:
+                yield "power cuts", power_cuts(lambda disk, _: Mounted(place, disk), Path(scratch))
+
+    return Subject(name, f"Linux {os.uname().release}", ON_DISKS | (CUT if place.can_be_cut else {}), ask)
+
+
+def _forgetful() -> Subject:
+    def ask(ground: Ground, asked: list[str]) -> Answers:
+        with tempfile.TemporaryDirectory(prefix="lab-disk-", dir="/var/tmp") as scratch:
+            if reason := forgetful.why_not(Path(scratch) / "tried"):
+                raise NotRun(reason)
+            yield "power cuts", power_cuts(forgetful.Disk, Path(scratch))
+
+    return Subject("a disk that forgets what was not synced", f"FUSE, Linux {os.uname().release}", CUT, ask)
 
 
 def _way(name: str) -> Subject:
@@ -354,12 +612,14 @@ def _way(name: str) -> Subject:
         for program in filter(None, [way.needs, *way.before[:1]]):
             if shutil.which(program) is None:
                 raise NotRun(f"{program} is not installed")
-        with tempfile.TemporaryDirectory(prefix="lab-way-") as folder:
-            yield from _answers(Started(Path(folder) / "data", way), Path(folder) / "backups", asked)
+        with tempfile.TemporaryDirectory(prefix="lab-way-") as scratch:
+            folder = Path(scratch)
+            with way.geminga(folder) as geminga:
+                yield from _answers(Started(folder / "data", way, geminga), folder / "backups", asked, geminga)
 
-    return Subject(name, f"CPython {sys.version.split()[0]}", EVERYWHERE, ask)
+    return Subject(name, way.versions, way.more | EVERYWHERE, ask)
 
 
 def subjects(newest: bool) -> list[Subject]:
     """Return the grounds, which come of the machine: there are no newest ones."""
-    return [] if newest else [*map(_file_system, PLACES), *map(_way, WAYS)]
+    return [] if newest else [*map(_file_system, PLACES), _forgetful(), *map(_way, WAYS)]
