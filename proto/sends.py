@@ -296,7 +296,7 @@ class Layout:
 
     @cached_property
     def _alone(self) -> tuple[int, int, list[int], list[tuple[int, int]]]:
-        """Tight bits of the head, their values, both as one number; the frame's row; (field, offset) of columns."""
+        """Tight bits of the head, their values, both as one number; a row to fill in; (field, offset) of columns."""
         tight = int.from_bytes(self.tight.tobytes(), "little")
         template = int.from_bytes(self.template.tobytes(), "little")
         numbers = [(field_names(SEND_ROW).index(name), at) for name, at, _ in self.columns]
@@ -310,8 +310,7 @@ class Layout:
         tight, values, row, numbers = self._alone
         if int.from_bytes(frame[:self.head_size], "little") & tight != values or self.position is not None:
             return None
-        row = row.copy()
-        for field, at in numbers:
+        for field, at in numbers:      # all that differ, so the list serves every frame
             row[field] = varints.decode(frame, at)[0]
         row[CRC32C] = claimed = SIZE.unpack_from(frame, self.command_end + 2)[0]
         if crc32c(memoryview(frame)[self.command_end + CHECKSUM_END:]) != claimed:

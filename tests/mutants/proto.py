@@ -10,7 +10,6 @@ BUGS = [
          "proto/test_connection.py proto/test_deliveries.py workers/test_bad_input.py")),
     *of("proto/sends.py", "proto/test_sends.py proto/test_connection.py",
         ("& tight != values or self", "& 0 != 0 or self", "a frame alone is read by any layout of its size"),
-        ("row = row.copy()\n        for", "for", "a frame alone leaves its numbers to the next one"),
         ("            row[KEY_HASH] = ", "            ", "a frame alone has the key of the frame that was learnt"),
         ("flags |= IS_CHUNK | min(max(metadata.chunk_id, 0), CHUNK_ID_MAX) << CHUNK_ID", "flags |= IS_CHUNK",
          "a chunk loses its number",

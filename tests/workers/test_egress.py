@@ -237,11 +237,15 @@ def delivered(frames):
     return found
 
 
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["", "mapped"])
 @pytest.mark.parametrize("gone", [(0,), (3, 4, 7), tuple(range(8))], ids=str)
-def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_asked_for_again(tmp_path, gone):
-    """The client gets as many messages as it has asked for."""
+def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_asked_for_again(
+        tmp_path, gone, is_mapped):
+    """The client gets as many messages as it has asked for, whether the ledger was read before or not."""
     client, flows = client_of(tmp_path)
     store(tmp_path, [10] * 8, first=1)
+    if is_mapped:
+        client._worker.ledgers.read(PARTITION, LEDGER, 0, 8)
     give_back(tmp_path, *gone)
     count, frames = client.next_frames()
     there = [entry for entry in range(8) if entry not in gone]
