@@ -79,4 +79,4 @@ DECIDED = {
     "getSubscriptionTypesEnabled(String)": "not set, it is empty there and null here",
 }
 SUBJECTS: list[tuple[Callable[[str], Subject], tuple[str, ...]]] = [
-    (tool, ()), (library, ("2.10.6", "3.0.2", "4.2.4"))]
+    (tool, ("4.0.8", "5.0.1")), (library, ("2.10.6", "3.0.2", "4.2.4"))]
