@@ -502,7 +502,7 @@ class Trial:
                 assert hog.stdin is not None and hog.stdout is not None
                 hog.stdout.readline()
                 try:
-                    eventually(lambda: "nobody may publish" in self.broker.log(), 60)
+                    eventually(lambda: "nobody may publish" in self.broker.log())
                     said = ["G310 in the log" if "G310" in self.broker.log() else "no code in the log"]
                 except TimeoutError:
                     said = ["nothing in the log"]
@@ -515,7 +515,7 @@ class Trial:
                     return False
 
                 try:
-                    eventually(waits, 10)      # owners look once a second
+                    eventually(waits)      # owners look once a second
                     said.append("publishing waits")
                 except TimeoutError:
                     said.append("published")
@@ -528,7 +528,7 @@ class Trial:
                     return bool(client.create_producer(topic, send_timeout_millis=3000).send(b"after"))
                 return False
 
-            eventually(published, 60)
+            eventually(published)
             return "; ".join([*said, "then published"])
 
     def connections(self) -> str:
