@@ -51,8 +51,12 @@ class Slow:
         return None
 
     def is_accepting(self):
-        """Whether a client's connection is accepted, as a client with cluster failover looks."""
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
+        """Whether a client's connection is accepted, as a client with cluster failover looks.
+
+        One that comes while the port is closed may be reset.
+        """
+        refusals = ConnectionRefusedError, ConnectionResetError
+        with contextlib.suppress(*refusals), socket.create_connection(("127.0.0.1", self.port)):
             return True
         return False
 
