@@ -115,7 +115,8 @@ def _distinct(words: NDArray[np.uint64], begins: _Places, sizes: _Places,
               longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Return (for each value the number of its distinct one (n,), a value that is equal to each distinct one (m,)).
 
-    Values are told apart by a hash, and compared afterwards.  None: two of them have one hash.
+    Values count as equal if their hashes are, which is verified by comparing them.  None if two that differ have the
+    same hash.
     """
     known = [sizes.astype(np.uint64)]
     for start in range(0, longest, 8):

@@ -258,7 +258,7 @@ def _names(request: web.Request) -> list[str]:
 async def _scalable(request: web.Request, asked: _Asked) -> tuple[list[str], list[Row]]:
     """Return the names of scalable topics in the scope, and a row for each that has a loaded segment.
 
-    Their segments have rows only if the topic itself is asked about.
+    Segments of a scalable topic have rows only if the topic itself is asked about.
     """
     _names(request)
     is_inside, topic_of = Scope(**asked.scope).test(), request.app[NAMES].scalable
