@@ -120,11 +120,13 @@ def is_spent(decisions: Decisions, topics: TopicTable, question: questions.IsSpe
     """Whether all subscriptions have acknowledged everything, readers have read it, and no policy keeps it.
 
     Messages that no durable subscription has ever been there for are kept: as of a dead letter topic, whose consumer
-    often comes much later.
+    often comes much later.  So are cleared backlogs that can be taken back.
     """
     partition = topics.find(question.topic)
     if partition is None:      # never used
         return True
+    if any(backlog.is_left for backlog in partition.cleared):
+        return False
     has_messages = any(ledger.entries for ledger in partition.ledgers)
     if has_messages and not any(subscription.is_durable for subscription in partition.subscriptions.values()):
         return False

@@ -178,10 +178,10 @@ class KeptTopics:
                      size: int, messages: int) -> KeptCursor:
         """Keep what a subscription of a partition has left up to `end`; return the cursor that says so, to be made.
 
-        now_ms: when the clear was asked for, which joins the partitions of a topic.  size, messages: of the backlog.
-        Raises Refusal, StorageFull, NotDurable.
+        now_ms: when the clear was asked for, which joins partitions or segments of a topic.  size, messages: of the
+        backlog.  Raises Refusal, StorageFull, NotDurable.
         """
-        base = partition.base
+        base = self._topics.whole(partition)
         with self._topics.transaction():
             stored = self._partitions.find(partition)
             assert stored is not None, partition

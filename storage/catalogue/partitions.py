@@ -11,6 +11,9 @@ _IS_KEPT = f"substr(partitions.name, 1, {len(PREFIX)}) = '{PREFIX}'"
 # Rows of cleared backlogs without a cursor.
 _FORGET_EMPTY = ("DELETE FROM kept_topics WHERE json_extract(record, '$.subscription') IS NOT NULL "
                  "AND NOT EXISTS (SELECT 1 FROM kept_cursors WHERE kept_id = kept_topics.id)")
+# Gives the cleared backlogs of a topic to another one, but not those of an earlier topic that was deleted and is kept.
+MOVE_BACKLOGS = ("UPDATE kept_topics SET topic = ?, partitions = 0 WHERE topic = ? AND id IN (SELECT kept_id FROM "
+                 f"kept_cursors JOIN partitions ON partition_id = partitions.id WHERE NOT {_IS_KEPT})")
 
 
 class Subscriptions:

@@ -7,8 +7,8 @@ A change of a layout, such as a split, is written down before anything else happ
 transaction.  So a change that a kill interrupts is finished later.  The row of a change stays as the topic's last one.
 
 A regular topic is made scalable by a change too.  Until this is in force there is no scalable topic.  Then it takes
-over the regular one's row, policies, properties, schemas and schedules.  Partitions keep their names, and are in the
-layout.
+over the regular one's row, policies, properties, schemas, schedules and cleared backlogs.  Partitions keep their names,
+and are in the layout.
 
 A deletion takes the topic at once and marks the row, which stays until the last segment is deleted.  So a deletion that
 a kill interrupts is finished later, and a topic of that name is created again only behind it.  If a policy keeps the
@@ -25,6 +25,7 @@ from geminga.proto.layouts import Layout, from_row, of_segments
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.database import Database, now_ms
 from geminga.storage.catalogue.ids import Counters
+from geminga.storage.catalogue.partitions import MOVE_BACKLOGS
 from geminga.storage.catalogue.stored_policies import Properties, names_between
 from geminga.storage.catalogue.stored_schedules import StoredSchedules
 from geminga.storage.catalogue.topics import Topics
@@ -183,6 +184,8 @@ class ScalableTopics:
             if change.operation == MIGRATE and self.layout(topic) is None:
                 self._topics.make_scalable(topic)
                 self._properties.move(str(topic.regular), str(topic))
+                if self._database.write(MOVE_BACKLOGS, (str(topic), str(topic.regular))).rowcount:
+                    self._counters.take("kept")
                 self._add(topic, layout)
             self._database.write("UPDATE layouts SET epoch = ?, next_segment = ?, segments = ? WHERE name = ?", (
                 layout.epoch, layout.next_number, json.dumps(layout.to_row()), str(topic)))

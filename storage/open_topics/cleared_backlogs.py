@@ -40,7 +40,7 @@ def keep(decisions: Decisions, catalogue: Catalogue, space: DiskSpace, subscript
     partition, cursor = subscription.partition, subscription.cursor
     assert isinstance(partition, Partition), subscription
     seconds, name = partition.policies.deleted_retention_s, partition.name
-    if not seconds or not cursor.is_durable or name.is_segment or names.is_system(str(name.base)):
+    if not seconds or not cursor.is_durable or names.is_system(str(name.base)):
         return
     size, messages = _cost(partition, cursor, end)
     if not messages:

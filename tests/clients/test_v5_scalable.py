@@ -264,12 +264,13 @@ def test_a_queue_consumer_has_priorities_filters_times_to_live_and_dead_letters(
     assert status == 405 and "no redrive sends letters" in why and len(letters()) == 2
 
 
-# -- seek
+# -- seek, and undelete of a cleared backlog
 
-def test_a_seek_goes_back_over_a_split(used, java, prefix, tmp_path):
+def test_a_seek_and_an_undelete_of_backlogs_go_back_over_a_split(used, java, prefix, tmp_path):
     """To the time of the split: what its children have.  To the beginning: everything, in the order of each key.
 
-    The queue consumer is connected meanwhile.  A connected stream consumer of 5.0.1 passes over what it had already.
+    Then everything is cleared, another segment is split, and everything is taken back.  The queue consumer is connected
+    meanwhile.  A connected stream consumer of 5.0.1 passes over what it had already.
     """
     topic = f"{prefix}-seeking"
     with java.running(tmp_path, "Seeking", topic) as process:
@@ -290,6 +291,18 @@ def test_a_seek_goes_back_over_a_split(used, java, prefix, tmp_path):
         seek(split_ms)
         say(10, "10:10:10 10:10:10\n")
         seek(0)
+        say(20, "20:20:0 20:20:0\n")
+        assert main(["admin", "--http-url", used.http_url, "topics", "set-deleted-retention", topic.rpartition("/")[2],
+                     "--time", "3600"]) == 0
+        seek(0)
+        for subscription in ("queue", "stream"):
+            assert post(f"{url_of(used, topic)}/subscriptions/{subscription}/skip-all") == 204
+        assert post(f"{url_of(used, topic)}/split/1") == 204
+        kept = [one["id"] for one in json.loads(request("GET", f"{used.http_url}/ops/v1/deleted/public/default")[1])
+                if one["topic"] == topic]
+        assert len(kept) == 2
+        for number in kept:
+            assert post(f"{used.http_url}/ops/v1/deleted/public/default/{number}/undelete") == 200
         say(20, "20:20:0 20:20:0\n")
         process.stdin.write("0\n")
         assert process.wait(HANG_SECONDS) == 0

@@ -326,6 +326,28 @@ def test_a_segment_is_spent_when_all_have_acknowledged_it(rig):
     assert spent(rig) == [0, 1]
 
 
+def test_a_sealed_segment_is_not_spent_while_a_cleared_backlog_of_it_can_be_taken_back(rigs):
+    rig = filled(rigs(deleted_retention_s=600))
+    begin(rig, "split")
+    assert carry_out(rig)
+    sealed, cleared_ms = segments(rig)[0], rig.owner.decisions.now_ms
+    for subscription in ("gone", "made", "of the first"):
+        rig.asked("clear", sealed, subscription=subscription, asked_ms=cleared_ms)
+    kept = {one.subscription: one for one in rig.owner.catalogue.kept_topics.all()}
+    assert spent(rig) == [] and {one.topic for one in kept.values()} == {str(TOPIC)}
+    rig.run(after_ms=599_000)
+    back = kept.pop("made")
+    assert rig.asked("take_backlog_back", sealed, subscription="made", number=back.id) == 1
+    assert drained(rig.partition(sealed)) == {"made": False, "gone": True, "of the first": True}
+    rig.run(after_ms=1_001)
+    rig.run(after_ms=1_001)
+    assert rig.owner.catalogue.kept_topics.all() == [] and spent(rig) == []
+    consumer = rig.consumer(sealed, "made")
+    [(position, _)] = rig.receive(consumer)
+    rig.run(rig.acks(consumer, position))
+    assert spent(rig) == [0]
+
+
 def test_a_segment_is_not_spent_while_a_reader_has_not_read_it_or_retention_keeps_it(rig):
     begin(rig, "split")
     assert carry_out(rig)

@@ -232,6 +232,51 @@ def test_a_cleared_backlog_comes_back_over_kills_and_restarts(own, is_partitione
     assert kept(own, topic) == []
 
 
+@pytest.mark.parametrize("was_regular", [False, True])
+def test_cleared_backlogs_of_a_scalable_topic_come_back_over_changes_of_segments_and_kills(own, capsys, was_regular):
+    """One is cleared before segments change, the other passed by a seek behind it; sealed segments stay for both."""
+    rest = Rest(own)
+    regular = rest.name.replace("topic:", "persistent:")
+    produce = ["produce", "--url", own.service_url, "--quiet"]
+    if was_regular:
+        assert ask(own, "PUT", f"/admin/v2/{path_of(regular)}/partitions", 2)[0] == 204
+        assert ask(own, "PUT", f"/admin/v2/{path_of(regular)}/subscription/sub")[0] == 204
+        assert main([*produce, regular, "a", "b", "c"]) == 0
+        assert ask(own, "POST", f"/admin/v2/{path_of(regular)}/subscription/sub/skip_all")[0] == 204
+        rest.set("POST", "/migrate")
+    else:
+        rest.set("PUT", "?numInitialSegments=2")
+        rest.set("PUT", "/subscriptions/sub")
+        assert main([*produce, rest.name, "a", "b", "c"]) == 0
+        rest.set("POST", "/subscriptions/sub/skip-all")
+        rest.set("POST", "/split/0")
+    active = [int(number) for number, one in rest.get()["segments"].items() if one["active"]]
+    assert main([*produce, rest.name, "d", "e"]) == 0
+    rest.set("POST", "/merge/{}/{}".format(*active[-2:]))
+    assert main([*produce, rest.name, "f"]) == 0
+    for index in (0, 1):
+        own.kill("owner", index)
+    eventually(lambda: rest.ask("GET", "/stats")[0] == 200)
+    rest.set("POST", f"/subscriptions/sub/seek?timestamp={1 << 50}")
+    assert rest.get("/stats")["subscriptions"]["sub"]["msgBacklog"] == 0
+    first, second = kept(own, rest.name)
+    assert [(one["messages"], one["partitions"]) for one in (first, second)] == [(3, 0), (3, 0)]
+    assert main([*produce, rest.name, "g"]) == 0
+    own.kill_supervisor()
+    own.start()
+    capsys.readouterr()
+    assert consumed(own, rest.name, capsys) == ["g"]
+    undelete = ["undelete", "backlog", rest.name, "sub", "--admin-url", own.http_url]
+    for which in ([], ["--id", str(first["id"])]):
+        assert main([*undelete, *which]) == 0
+        assert capsys.readouterr().out == "3 messages are there again for sub\n"
+        for index in (0, 1):
+            own.kill("owner", index)
+        eventually(lambda: rest.ask("GET", "/stats")[0] == 200)
+    assert consumed(own, rest.name, capsys) == ["a", "b", "c", "d", "e", "f"]
+    assert kept(own, rest.name) == []
+
+
 def test_a_namespaces_backlog_comes_back_by_subscription_and_connected_consumers_get_it(own):
     topic = unique_topic("queue")
     client = connected(own)

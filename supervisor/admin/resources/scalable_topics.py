@@ -14,6 +14,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.layouts import SEGMENTS_MAX, Layout, Segment
 from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import Clear, Reset, Subscribe, Unsubscribe
+from geminga.storage.catalogue.database import now_ms
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests import rights
@@ -157,14 +158,15 @@ async def delete_subscription(request: web.Request) -> web.Response:
 async def seek_subscription(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time, in each segment."""
     time_ms = number_of(request, request.query.get("timestamp", "0"), "The time")
-    await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms))
+    await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
+                                    asked_ms=now_ms()))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/skip-all", right=rights.CONSUMES)
 async def clear_subscription(request: web.Request) -> web.Response:
     """Acknowledge everything for a subscription."""
-    await _ask_any(request, partial(Clear, subscription=subscription_of(request)))
+    await _ask_any(request, partial(Clear, subscription=subscription_of(request), asked_ms=now_ms()))
     return done()
 
 
