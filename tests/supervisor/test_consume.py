@@ -303,6 +303,21 @@ def test_a_follow_of_a_pattern_finds_topics_that_appear_later(broker, fill):
         assert process.stdout.readline() == "message 1\n"
 
 
+def test_a_follow_of_a_pattern_goes_on_when_one_of_its_topics_is_deleted(broker, fill):
+    hint = unique_topic("gone").rpartition("/")[2]
+    fill(f"{hint}-1", names(0, 1))
+    fill(f"{hint}-2", [])
+    with consuming(broker, f"{hint}-*", "-f") as process:
+        assert process.stdout.readline() == "message 0\n"
+        url = f"{broker.http_url}/admin/v2/persistent/public/default/{hint}-2?force=true"
+        assert request("DELETE", url)[0] == 204
+        complaints = [process.stderr.readline() for _ in range(3)]
+        assert "closed the consumer" in complaints[0] and f"{hint}-2: TopicNotFound: " in complaints[1]
+        assert complaints[2] == "geminga: connected again\n"
+        fill(f"{hint}-1", names(1, 2))
+        assert process.stdout.readline() == "message 1\n"
+
+
 @pytest.mark.parametrize("options", [(), ("-s", "sub"), ("-f",), ("-f", "-s", "sub", "--from", "earliest")])
 def test_a_mistyped_topic_is_one_line_with_the_nearest_name_and_nothing_is_created(broker, fill, options):
     topic = unique_topic("orders")

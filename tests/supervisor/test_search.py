@@ -1,4 +1,5 @@
 """`geminga search`: finds messages beside a running broker, after it, and over the network."""
+import asyncio
 import contextlib
 import io
 import json
@@ -11,7 +12,11 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.main import main
+from geminga.workers.messages import delivered
+from geminga.workers.messages.filters import Filter, Wish
+from geminga.workers.messages.report import Report
 from geminga.workers.messages.stored import pattern_of
+from geminga.workers.pulsar_client.client import connect as connect_to
 
 from ..clients.test_python_client import COMPRESSIONS
 from ..harness import HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, request, unique_topic
@@ -111,6 +116,26 @@ def test_a_namespace_means_all_its_topics_and_partitions(broker, client):
         one = found_by(*where, f"{parted}-partition-1")
         assert {message["topic"] for message in one[1]} == {f"{parted}-partition-1"}
     assert run("search", "--data-dir", broker.data_dir, namespace, "--grep", "order", "--total")[:2] == (0, "21\n")
+
+
+def test_a_topic_that_is_deleted_while_its_namespace_is_searched_is_a_line(broker, client):
+    namespace = f"public/{unique_topic('n').rpartition('/')[2]}"
+    assert request("PUT", f"{broker.http_url}/admin/v2/namespaces/{namespace}", b"{}")[0] == 204
+    topics = [f"persistent://{namespace}/{name}" for name in "abc"]
+    for topic in topics:
+        publish(client, topic, [(topic, {})])
+    lines = []
+
+    async def search():
+        asked = delivered.messages(lambda: connect_to(broker.service_url), namespace, Filter(), Wish(),
+                                   Report(lines.append))
+        payloads = [message.payload.decode() for message in await anext(asked)]
+        url = f"{broker.http_url}/admin/v2/{topics[1].replace('://', '/')}?force=true"
+        assert (await asyncio.to_thread(request, "DELETE", url))[0] == 204
+        return payloads + [message.payload.decode() async for messages in asked for message in messages]
+
+    assert asyncio.run(search()) == [topics[0], topics[2]]
+    assert len(lines) == 1 and lines[0].startswith(f"{topics[1]}: ") and "TopicNotFound" in lines[0]
 
 
 def test_a_message_in_chunks_is_found_by_a_text_over_a_border(broker, client):

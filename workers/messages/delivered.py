@@ -11,6 +11,7 @@ from geminga.workers.messages.report import Report
 from geminga.workers.messages.topics import partitions, segments
 from geminga.workers.messages.values import Values
 from geminga.workers.pulsar_client.client import BrokerConnection
+from geminga.workers.pulsar_client.connection import ClientError
 from geminga.workers.pulsar_client.entries import Entry
 
 
@@ -26,7 +27,7 @@ async def messages(connect: Callable[[], Awaitable[BrokerConnection]], place: st
         asking = await connect()      # a question would lose messages that come on the other one
         decoder, values = Decoder(), _values(asking)
         for topic in await _topics(connection, place):
-            async for entry in _entries(connection, topic, chosen.since_ms):
+            async for entry in _entries(connection, topic, chosen.since_ms, report):
                 came = list(decoder.messages(topic, entry))
                 await values.decode(came)
                 _tell(report, topic, decoder.left_out, values.complaints)
@@ -54,10 +55,20 @@ def _tell(report: Report, topic: str, *reasons: list[str]) -> None:
         lines.clear()
 
 
-async def _entries(connection: BrokerConnection, topic: str, since_ms: int | None) -> AsyncIterator[Entry]:
-    """Yield the entries that a topic has, from some before `since_ms` on."""
+async def _entries(connection: BrokerConnection, topic: str, since_ms: int | None,
+                   report: Report) -> AsyncIterator[Entry]:
+    """Yield the entries that a topic has, from some before `since_ms` on.
+
+    Reports a topic that is not there any more, or that a scalable topic of its name hides.
+    """
     since_s = 0 if since_ms is None else max(1, int(time.time() - since_ms / 1_000) + 1)
-    consumer = await connection.subscribe(topic, makes_topic=False, since_s=since_s)
+    try:
+        consumer = await connection.subscribe(topic, makes_topic=False, since_s=since_s)
+    except ClientError as error:
+        if error.code != api.TopicNotFound:
+            raise
+        report(f"{topic}: {error}")
+        return
     async for run in connection.entries(consumer, await connection.last(consumer)):
         for entry in run:
             yield entry

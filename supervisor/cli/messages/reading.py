@@ -111,12 +111,18 @@ class Reading:
         self.consumers = Consumers(await self._target.connect(), self._plan.manner)
         if is_again and not self._plan.manner.subscription:
             self._resumed = self._began | self._seen
-        for topic in self._topics:
+        for topic in list(self._topics):
             await self._open_one(self.consumers, topic, self._start_of(topic, is_again=is_again))
         self._looked_at = time.monotonic()
 
     async def _open_one(self, consumers: Consumers, topic: str, start: Start) -> None:
-        opened = await consumers.open(topic, start)
+        try:
+            opened = await consumers.open(topic, start)
+        except ClientError as error:
+            if error.code != api.TopicNotFound or not any(topics.is_pattern(text) for text in self._plan.texts):
+                raise
+            self._topics.remove(topic)      # deleted since the pattern was looked up: the others are read
+            return remark(f"{topic}: {error}")
         # A reader of --from may begin behind the last entry, and would wait for it in vain.
         is_over = opened.is_at_end and not self._plan.manner.subscription
         self._ends.setdefault(topic, None if is_over else opened.last)
