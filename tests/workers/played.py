@@ -25,6 +25,7 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.routing import owner_of
 from geminga.workers.addresses import Addresses
+from geminga.workers.clients import stream
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.commands import HANDLERS
 from geminga.workers.directory.directory import Directory
@@ -276,7 +277,9 @@ class PlayedWorker:
     def __init__(self, folder: Path, monkeypatch, *, rights: PlayedRights | None = None, **options):
         self.loop = asyncio.new_event_loop()
         monkeypatch.setattr(links, "OwnerLink", lambda *_: PlayedLink(self.loop))
-        monkeypatch.setattr(waiting, "_RELEASE_SECONDS", 60)      # on a busy machine the rest would wait for a turn
+        # On a busy machine the rest would wait for a turn, before which threads may have finished what they do.
+        monkeypatch.setattr(waiting, "_RELEASE_SECONDS", 60)
+        monkeypatch.setattr(stream, "_SLICE_SECONDS", 60)
         monkeypatch.setattr(links, "zmq_frames", SimpleNamespace(
             has_come=lambda socket: bool(socket.inbox), receive=lambda socket: socket.inbox.popleft()))
         self.counters = make_counters(1)[0]
