@@ -265,6 +265,7 @@ def transaction_text(transaction_id: int) -> str:
 
 REPLICATOR_PREFIX = "pulsar.repl."       # of the cursors and producers that replicate topics
 REPLICATOR = "Geminga Replicator"        # client_version of the broker's own process that reads the cursors
+PROGRAM = "Geminga"                      # client_version of commands; their transactions end with their connection
 DEAD_LETTERS = "-DLQ"                    # end of a dead letter topic's name, as Pulsar's clients make it
 # Properties of dead letters that the broker makes: why, of which subscription, and how often it was given back.
 DEAD_LETTER_PROPERTIES = tuple(f"geminga.dead-letter.{name}" for name in ("reason", "subscription", "deliveries"))

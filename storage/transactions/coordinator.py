@@ -273,7 +273,7 @@ class Coordinator(Watcher):
         self._deadlines.add(transaction)
         self._append(transaction, transaction.op())
         self.created, self.newest = self.created + 1, transaction_id
-        if session.is_replicator:
+        if session.is_replicator or session.client_version == names.PROGRAM:
             self._newest_of[session.key] = transaction_id
         self._decisions.outbox(session.worker).reply(
             session.connection, responses.new_transaction(request_id, number, least), request_id=request_id)
@@ -382,7 +382,7 @@ class Coordinator(Watcher):
         return True
 
     def session_ended(self, session: Session) -> None:
-        """Abort the transaction that one of the broker's own processes has left open: nobody goes on with it.
+        """Abort the transaction that one of the broker's own processes or commands has left open, as nobody goes on.
 
         Clients may: they connect again and end theirs.
         """

@@ -1,10 +1,10 @@
-"""Topics of a redrive: the backlog that is read, targets that copies go to, and acknowledgements."""
+"""Topics of a redrive: the backlog that is read, copies of letters, targets they go to, and acknowledgements."""
 import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
@@ -35,6 +35,13 @@ def subscription_in(dead_letters: str, origin: str) -> str:
 
 def id_of(letter: Message) -> str:
     return f"{letter.topic} {letter.id}"
+
+
+class Bits(TypedDict):
+    """The id of a transaction, as fields of commands."""
+
+    txnid_most_bits: int
+    txnid_least_bits: int
 
 
 class Ids(NamedTuple):
@@ -117,19 +124,92 @@ class Backlog:
             self._held += 1
         return entries
 
-    async def acknowledge(self, acked: dict[Position, list[int]]) -> None:
-        """Acknowledge entries, or messages of them, as `acks` tells them; wait until the broker has stored that."""
+    async def acknowledge(self, acked: dict[Position, list[int]], bits: Bits | None = None) -> None:
+        """Acknowledge entries, or messages of them, as `acks` tells them; wait until the broker has stored that.
+
+        bits: of a transaction.
+        """
         if acked:
-            await self.connection.ask(ack_of(self, acked))
+            await self.connection.ask(ack_of(self, acked, bits))
             self._held -= sum(not words for words in acked.values())
 
 
-def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.CommandAck:
+def ack_of(letters: Backlog, acked: dict[Position, list[int]], bits: Bits | None = None) -> api.CommandAck:
     ack = api.CommandAck(consumer_id=letters.consumer, ack_type=api.CommandAck.Individual)
+    if bits is not None:
+        ack.txnid_most_bits, ack.txnid_least_bits = bits["txnid_most_bits"], bits["txnid_least_bits"]
     for (ledger_id, entry_id), words in acked.items():
         place = ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
         place.ack_set.extend(words)
     return ack
+
+
+def copies_of(letter: Message, codec: "api.CompressionType.ValueType", producer: str, sequence_id: int,
+              versions: dict[bytes, bytes], size_max: int) -> Iterator[tuple[api.MessageMetadata, bytes]]:
+    """Yield the entries of a letter's copy: several, if it is larger than size_max allows.
+
+    versions: of schemas at the target, by those of the dead letter topic.
+    """
+    stored = letter.payload
+    if codec != api.NONE:
+        stored = compress(codec, stored)
+    metadata = api.MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=time.time_ns() // 1_000_000)
+    for key, value in letter.properties.items():
+        if key not in _ADDED:
+            metadata.properties.add(key=key, value=value)
+    metadata.properties.add(key=names.REDRIVEN_FROM, value=id_of(letter))
+    if letter.key is not None:
+        metadata.partition_key = letter.key
+        metadata.partition_key_b64_encoded = letter.is_key_base64
+    if letter.ordering_key is not None:
+        metadata.ordering_key = letter.ordering_key
+    if letter.event_time_ms:
+        metadata.event_time = letter.event_time_ms
+    if letter.is_null:
+        metadata.null_value = True
+    if codec:
+        metadata.compression, metadata.uncompressed_size = codec, len(letter.payload)
+    if letter.schema_version is not None:
+        metadata.schema_version = versions.get(letter.schema_version, letter.schema_version)
+    if letter.schema_id is not None:
+        metadata.schema_id = letter.schema_id
+    size = size_max * 4 // 5      # of a chunk; the rest is for metadata
+    parts = [stored[at:at + size] for at in range(0, len(stored), size)] or [b""]
+    for number, part in enumerate(parts):
+        if len(parts) > 1:
+            metadata.uuid = str(uuid.uuid5(uuid.NAMESPACE_URL, id_of(letter)))
+            metadata.num_chunks_from_msg, metadata.chunk_id = len(parts), number
+            metadata.total_chunk_msg_size = len(stored)
+        yield metadata, part
+
+
+def send_copy(connection: BrokerConnection, send: api.CommandSend, metadata: api.MessageMetadata,
+              payload: bytes) -> None:
+    """Send an entry of a letter's copy, without waiting for its receipt."""
+    if metadata.num_chunks_from_msg:
+        send.is_chunk = True
+    head = metadata.SerializeToString()
+    connection.send(send, frames.with_checksum(frames.SIZE.pack(len(head)) + head + payload))
+
+
+async def versions_at(connection: BrokerConnection, topic: str,
+                      schemas: dict[int, api.Schema]) -> tuple[dict[bytes, bytes], api.Schema | None]:
+    """Register schemas of letters at a topic that lacks them.  The connection has no producer yet.
+
+    Returns ({version: its version at the topic}, the newest).  Raises ClientError.
+    """
+    versions, newest = {}, None
+    existing = await connection.schemas(topic) if schemas else {}
+    for version, schema in schemas.items():
+        same = [number for number, other in existing.items()
+                if (other.type, other.schema_data) == (schema.type, schema.schema_data)]
+        if not same:
+            made = await connection.producer(topic, "", schema)
+            same = [int.from_bytes(made.schema_version)]
+            await connection.close_producer()
+        versions[version.to_bytes(8)], newest = same[-1].to_bytes(8), schema
+    return versions, newest
 
 
 class Target:
@@ -159,49 +239,11 @@ class Target:
     def send(self, letter: Message, codec: "api.CompressionType.ValueType") -> None:
         """Send a letter's copy, without waiting for its receipt."""
         self.sent.append(ids_of(letter))
-        for metadata, payload in self._entries(letter, codec):
-            send = api.CommandSend(producer_id=1, sequence_id=self._sequence_id)
-            if metadata.num_chunks_from_msg:
-                send.is_chunk = True
-            head = metadata.SerializeToString()
-            self._producing.send(send, frames.with_checksum(frames.SIZE.pack(len(head)) + head + payload))
+        for metadata, payload in copies_of(letter, codec, self._name, self._sequence_id, self._versions,
+                                           self._producing.message_size_max):
+            send_copy(self._producing, api.CommandSend(producer_id=1, sequence_id=self._sequence_id), metadata, payload)
             self._under_way.append(metadata.chunk_id + 1 >= metadata.num_chunks_from_msg)
         self._sequence_id += 1
-
-    def _entries(self, letter: Message,
-                 codec: "api.CompressionType.ValueType") -> Iterator[tuple[api.MessageMetadata, bytes]]:
-        stored = letter.payload
-        if codec != api.NONE:
-            stored = compress(codec, stored)
-        metadata = api.MessageMetadata(
-            producer_name=self._name, sequence_id=self._sequence_id, publish_time=time.time_ns() // 1_000_000)
-        for key, value in letter.properties.items():
-            if key not in _ADDED:
-                metadata.properties.add(key=key, value=value)
-        metadata.properties.add(key=names.REDRIVEN_FROM, value=id_of(letter))
-        if letter.key is not None:
-            metadata.partition_key = letter.key
-            metadata.partition_key_b64_encoded = letter.is_key_base64
-        if letter.ordering_key is not None:
-            metadata.ordering_key = letter.ordering_key
-        if letter.event_time_ms:
-            metadata.event_time = letter.event_time_ms
-        if letter.is_null:
-            metadata.null_value = True
-        if codec:
-            metadata.compression, metadata.uncompressed_size = codec, len(letter.payload)
-        if letter.schema_version is not None:
-            metadata.schema_version = self._versions.get(letter.schema_version, letter.schema_version)
-        if letter.schema_id is not None:
-            metadata.schema_id = letter.schema_id
-        size = self._producing.message_size_max * 4 // 5      # of a chunk; the rest is for metadata
-        parts = [stored[at:at + size] for at in range(0, len(stored), size)] or [b""]
-        for number, part in enumerate(parts):
-            if len(parts) > 1:
-                metadata.uuid = str(uuid.uuid5(uuid.NAMESPACE_URL, id_of(letter)))
-                metadata.num_chunks_from_msg, metadata.chunk_id = len(parts), number
-                metadata.total_chunk_msg_size = len(stored)
-            yield metadata, part
 
     async def receipts(self) -> list[Position]:
         """Wait for all receipts, and return the positions of the copies."""

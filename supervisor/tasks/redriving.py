@@ -16,6 +16,8 @@ them to all, so a redrive there is to say that it is for all.
 
 The last letter of each target, its anchor, stays unacknowledged until the next round, or the end.  So a repeated
 redrive opens every target again, finds the copy of the anchor, and removes the subscription.
+
+Letters of scalable topics go there in transactions instead (redrive_segments.py).
 """
 import asyncio
 import time
@@ -30,6 +32,8 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.supervisor.configuration.target import Target as Broker
+from geminga.supervisor.tasks import redrive_segments
+from geminga.supervisor.tasks.redrive_segments import SegmentedTarget
 from geminga.supervisor.tasks.redrive_topics import (
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
@@ -44,6 +48,7 @@ from geminga.supervisor.tasks.redrive_topics import (
     id_of,
     ids_of,
     subscription_in,
+    versions_at,
 )
 from geminga.workers.messages.decoding import Decoder
 from geminga.workers.messages.message import Message
@@ -56,6 +61,7 @@ from geminga.workers.pulsar_client.producers import unless_busy
 
 _REASONS = "exception", "reason", "error"      # parts of names of properties that say why a letter is dead
 _ROUND_BYTES, _ROUND_FIRST = 16 << 20, 20
+_SCALABLE = -1             # in the place of a number of partitions
 _ROUND_S = 0.2             # with a rate, a round has as many letters as go in this time
 
 
@@ -136,9 +142,10 @@ class Redrive:
         self._broker, self._topic, self._subscription = broker, topic, subscription
         self._choice, self._rate, self._decoder = choice, rate, Decoder()
         self._targets: dict[Destination, Target] = {}
+        self._segmented: dict[Destination, SegmentedTarget] = {}
         self._tried: set[Destination] = set()           # where letters could go to, without sending any
         self._refused: dict[Destination, str] = {}      # where no copies can go to: why
-        self._counts: dict[str, int | None] = {}      # partitions of topics
+        self._counts: dict[str, int | None] = {}      # partitions of topics; _SCALABLE: it has segments
         self._schemas: dict[int, api.Schema] = {}
         self._values = Values(self._schema)
         # Entry of which all messages but anchors are acknowledged, or can be: number of anchors in it.
@@ -181,8 +188,9 @@ class Redrive:
                 await self._finish(letters, target)
         finally:
             reading.close()
-            for target in self._targets.values():
-                target.close()
+            opened: list[Target | SegmentedTarget] = [*self._targets.values(), *self._segmented.values()]
+            for each in opened:
+                each.close()
 
     async def look(self, *, has_subscription: bool) -> None:
         """Count what `run` would redrive, and change nothing.  Raises ClientError, OSError."""
@@ -215,8 +223,12 @@ class Redrive:
         if place in self._tried:
             return True
         try:
-            with closing(await self._connect_to(place)) as producing:
-                await self._try(producing, place)
+            if names.parse(place.topic).is_scalable:
+                with closing(self._segmented_at(place)) as target:
+                    await target.open(registers=False)
+            else:
+                with closing(await self._connect_to(place)) as producing:
+                    await self._try(producing, place)
         except (ClientError, NoTarget) as error:
             self._refuse(place, error)
             return False
@@ -250,6 +262,7 @@ class Redrive:
     async def _round(self, letters: Backlog, entries: list[Entry]) -> None:
         """Send copies of the chosen letters among some entries, and acknowledge these letters."""
         done: list[Ids] = []
+        to_segments: list[Ids] = []
         seen: Counter[Position] = Counter()
         for entry in entries:
             for letter in self._decoder.messages(self._topic, entry):
@@ -258,7 +271,14 @@ class Redrive:
                 if not self._wanted(1) or not await self._takes(letter):
                     self.redriven.skipped += 1
                     continue
-                target = await self._target_of(letters, letter)
+                place = await self._place_for(letter)
+                if place is not None and names.parse(place.topic).is_scalable:
+                    if (segmented := await self._segmented_for(place)) is not None:
+                        segmented.waiting.append((letter, entry.metadata.compression))
+                        self.redriven.note(place)
+                        to_segments.append(ids)
+                    continue
+                target = None if place is None else await self._target_of(letters, place)
                 if target is None:
                     continue
                 if id_of(letter) not in target.copies:
@@ -270,7 +290,27 @@ class Redrive:
                     target.anchor = ids, None
                 else:
                     done.append(ids)
+        if to_segments:
+            await self._commit(letters, to_segments, seen)
         await self._end_round(letters, done, seen)
+
+    async def _commit(self, letters: Backlog, sent: list[Ids], seen: "Counter[Position]") -> None:
+        """Send letters to scalable topics, and acknowledge them.  seen: messages in each entry of the round."""
+        targets = [target for target in self._segmented.values() if target.waiting]
+        chosen = Counter(ids.positions[-1] for ids in sent)
+        whole = {position for position, count in chosen.items() if count == seen[position]}
+        try:
+            await redrive_segments.commit(letters, self._topic, self._subscription, targets, acks(sent, whole))
+        except ClientError as error:
+            if error.code != api.TransactionConflict:
+                raise
+            for target in targets:
+                count = len(target.waiting)
+                self.redriven.sent -= Counter({target.topic: count})
+                self.redriven.for_all -= 0 if target.subscription else count
+                self.redriven.failed["letters of a round were acknowledged meanwhile: repeat the command"] += count
+        for target in targets:
+            target.waiting.clear()
 
     async def _end_round(self, letters: Backlog, done: list[Ids], seen: Counter[Position]) -> None:
         """Wait for receipts, and acknowledge letters.
@@ -320,17 +360,29 @@ class Redrive:
             target.backlog.connection.send(unsubscribe)
         await target.backlog.connection.receive(T.SUCCESS)
 
-    async def _target_of(self, letters: Backlog, letter: Message) -> Target | None:
-        """Return where a letter goes, None if it cannot go anywhere."""
-        place = await self._place_for(letter)
-        if place is None or place in self._targets:
-            return None if place is None else self._targets[place]
-        try:
-            self._targets[place] = await self._open(letters, place)
-            return self._targets[place]
-        except (ClientError, NoTarget) as error:
-            self._refuse(place, error)
-            return None
+    async def _target_of(self, letters: Backlog, place: Destination) -> Target | None:
+        """Return the target at a place, None if no letters can go there."""
+        if place not in self._targets:
+            try:
+                self._targets[place] = await self._open(letters, place)
+            except (ClientError, NoTarget) as error:
+                self._refuse(place, error)
+        return self._targets.get(place)
+
+    async def _segmented_for(self, place: Destination) -> SegmentedTarget | None:
+        """Return the scalable topic at a place, None if no letters can go there."""
+        if place not in self._segmented:
+            target = self._segmented_at(place)
+            try:
+                await target.open()
+                self._segmented[place] = target
+            except ClientError as error:
+                target.close()
+                self._refuse(place, error)
+        return self._segmented.get(place)
+
+    def _segmented_at(self, place: Destination) -> SegmentedTarget:
+        return SegmentedTarget(*place, self._schemas, lambda: self._broker.connect_to_topic(self._topic))
 
     def _refuse(self, place: Destination, error: "ClientError | NoTarget") -> None:
         """Note that no letters can go to a place, and count the first one.  Raises errors that say no such thing."""
@@ -367,14 +419,14 @@ class Redrive:
     async def _topic_for(self, wanted: str, letter: Message) -> str:
         """Return the topic or partition for a letter: the partition it had, else the one of its key."""
         topic = names.parse(wanted)
-        if topic.is_scalable or topic.is_segment:      # a killed redrive could not find its copies behind a split
-            raise NoTarget(f"{topic.base} is a scalable topic, to which no letters go: name another one with --to")
         if str(topic) == self._topic or str(topic.base) == str(names.parse(self._topic).base):
             raise NoTarget(f"{topic} is the topic that is redriven")
         if str(topic.base) not in self._counts:
             with closing(await self._broker.connect()) as connection:
-                self._counts[str(topic.base)] = await connection.partitions(str(topic.base))
+                self._counts[str(topic.base)] = await _partitions(connection, topic.base)
         count = self._counts[str(topic.base)]
+        if count == _SCALABLE:
+            return str(topic.base.scalable)
         if count is None or topic.partition >= (count or 0):
             raise NoTarget(f"there is no topic {topic}")
         if topic.partition >= 0 or not count:
@@ -392,16 +444,7 @@ class Redrive:
         (topic, subscription), name = place, self._name_for(place.subscription)
         producing = await self._connect_to(place)
         try:
-            versions, newest = {}, None
-            existing = await producing.schemas(topic) if self._schemas else {}
-            for version, schema in self._schemas.items():
-                same = [number for number, other in existing.items()
-                        if (other.type, other.schema_data) == (schema.type, schema.schema_data)]
-                if not same:
-                    made = await producing.producer(topic, "", schema)
-                    same = [int.from_bytes(made.schema_version)]
-                    await producing.close_producer()
-                versions[version.to_bytes(8)], newest = same[-1].to_bytes(8), schema
+            versions, newest = await versions_at(producing, topic, self._schemas)
             opened: list[api.CommandProducerSuccess] = []
 
             async def open_producer() -> None:
@@ -417,6 +460,13 @@ class Redrive:
         except BaseException:
             producing.close()
             raise
+
+
+async def _partitions(connection: BrokerConnection, topic: names.TopicName) -> int | None:
+    """Return a topic's number of partitions, _SCALABLE if it has segments, None if it does not exist."""
+    if await redrive_segments.is_scalable(connection, topic):
+        return _SCALABLE
+    return None if topic.is_scalable else await connection.partitions(str(topic))
 
 
 class NoTarget(Exception):

@@ -218,7 +218,10 @@ JOBS = PROGRAM.parent / "jobs" / "Jobs.java"
 
 
 def test_a_queue_consumer_has_priorities_filters_times_to_live_and_dead_letters(used, java, prefix, capsys):
-    """Also in a segment that was made by a split after the subscription, and of messages that a schedule publishes."""
+    """Also in a segment that was made by a split after the subscription, and of messages that a schedule publishes.
+
+    Letters go back by a redrive, and one of them is taken back.
+    """
     topic, rule = f"{prefix}-jobs", "kind = 'job'"
     local = topic.rpartition("/")[2]
     assert request("PUT", f"{url_of(used, topic)}?numInitialSegments=2")[0] == 204
@@ -244,9 +247,9 @@ def test_a_queue_consumer_has_priorities_filters_times_to_live_and_dead_letters(
     assert main(["schedule", "set", *where, "--cron", "0 0 1 1 *", "--key", "k", "--property", "kind=job",
                  "--property", "geminga.priority=8", "job 8"]) == main(["schedule", "run", *where]) == 0
 
-    def letters():
+    def letters(*options):
         capsys.readouterr()
-        if main(["consume", f"{local}-workers-DLQ", "-o", "jsonl", "--url", used.service_url]):
+        if main(["consume", f"{local}-workers-DLQ", *options, "-o", "jsonl", "--url", used.service_url]):
             return []
         found = map(json.loads, capsys.readouterr().out.splitlines())
         return sorted((one["payload"], one["properties"]["geminga.dead-letter.reason"]) for one in found)
@@ -257,11 +260,16 @@ def test_a_queue_consumer_has_priorities_filters_times_to_live_and_dead_letters(
     eventually(lambda: letters() == [("late", "expired"), ("poison", "deliveries")])
     said = json.loads(request("GET", f"{url_of(used, topic)}/stats")[1])["subscriptions"]["workers"]
     assert said["msgBacklog"] == 0
-    assert main(["redrive", f"{local}-workers-DLQ", "--url", used.service_url]) == 1
-    assert f"2 not possible: {topic} is a scalable topic, to which no letters go" in capsys.readouterr().out
-    url = f"{used.http_url}/ops/v1/redrive/persistent/public/default/{local}-workers-DLQ"
-    status, why = request("POST", url, json.dumps({"undo": topic, "subscription": "workers"}).encode())
-    assert status == 405 and "no redrive sends letters" in why and len(letters()) == 2
+    again = ["redrive", f"{local}-workers-DLQ", "--url", used.service_url, "--admin-url", used.http_url, "-o", "json"]
+    assert main([*again, "--property", "kind=job"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"] == {topic: 2}
+    assert main([*again, "--undo", topic, "--grep", "poison"]) == 0
+    assert json.loads(capsys.readouterr().out)["taken_back"] == 1
+    left = "-s", "geminga-redrive", "--no-ack"
+    eventually(lambda: letters(*left) == [("late", "expired"), ("poison", "taken back")])
+    assert main([*again, "--grep", "poison"]) == 0
+    assert java.program(JOBS, topic, rule, "3").splitlines() == ["poison"] * 3
+    eventually(lambda: letters(*left) == [("late", "expired"), ("poison", "deliveries")])
 
 
 # -- seek, and undelete of a cleared backlog

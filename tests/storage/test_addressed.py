@@ -81,3 +81,28 @@ def test_a_record_has_room_for_so_many_acknowledgements(rigs, monkeypatch):
     rig.publish(for_lost(rig), b"copy")
     rig = rigs.crash(rig)
     assert [got(rig, rig.consumer("t", name)) for name in ("lost", "other")] == [[b"copy"], []]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("killed", [False, True])
+def test_copies_in_a_transaction_come_to_that_subscription_once_it_is_committed(uncoordinated, killed, commits):
+    """A redrive sends so to scalable topics.  What is undone counts as skipped once, for each subscription."""
+    rig = uncoordinated()
+    plain = rig.producer("t")
+    consumers = subscribed(rig)[:3]
+    copies = for_lost(rig)
+    transaction = rig.begin("t")
+    rig.publish_in(transaction, copies, b"1", b"2")
+    rig.publish(plain, b"behind")
+    if killed:
+        assert [got(rig, consumer) for consumer in consumers] == [[], [], []]
+        rig = uncoordinated.crash(rig)
+        consumers = subscribed(rig)[:3]
+    rig.end(transaction, "t", commits=commits)
+    both = [b"1", b"2", b"behind"] if commits else [b"behind"]
+    assert [got(rig, consumer) for consumer in consumers] == [both, [b"behind"], both]
+    partition = rig.partition("t")
+    for subscription in partition.subscriptions.values():
+        cursor = subscription.cursor
+        left = cursor.backlog_messages(partition.ledgers)
+        assert partition.next_message - cursor.since == left + sum(cursor.totals), subscription.name

@@ -40,6 +40,10 @@ class Silence(ClientError):
     """An error: the broker sent no frame for as long as a wait may take."""
 
 
+class Closed(ClientError):
+    """An error: the broker closed a producer or a consumer."""
+
+
 class NoAddress(ClientError):
     """An error: a text is not the address of a broker."""
 
@@ -343,7 +347,7 @@ class BrokerConnection(FramedConnection):
 def check(command: api.BaseCommand) -> None:
     """Raise ClientError if a command from the broker is an error, or closes the producer or consumer."""
     if command.type in _ENDS:
-        raise ClientError(f"the broker closed {_ENDS[command.type]}")
+        raise Closed(f"the broker closed {_ENDS[command.type]}")
     if (error := error_in(command)) is not None:
         raise ClientError(text_of(*error), error[0])
 

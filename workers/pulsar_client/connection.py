@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from geminga.proto import frames
+from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import TABLE, T
 from geminga.proto.responses import PROTOCOL_VERSION
@@ -282,7 +282,8 @@ class FramedConnection(Connection, asyncio.Protocol):
         raise NotImplementedError
 
 
-def greeting(method: str = "", data: bytes = b"", beyond: str = "", *, name: str = "Geminga") -> api.CommandConnect:
+def greeting(method: str = "", data: bytes = b"", beyond: str = "", *,
+             name: str = names.PROGRAM) -> api.CommandConnect:
     """Return the CONNECT of a client.
 
     method, data: credentials.  beyond: host:port of a broker behind the proxy that is connected to, "" without a proxy.

@@ -254,10 +254,10 @@ async def _undone(request: web.Request, asked: dict[str, Any], *, looks: bool) -
         raise web.HTTPBadRequest(text="undo, subscription and conditions are texts without zero bytes")
     topic, letters = names.parse(words[0]), topic_of(request)
     catalogue = catalogue_of(request)
+    if (whole := catalogue.topics.whole(topic)).is_scalable:
+        topic = whole
     if not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    if topic.is_scalable:
-        raise Refusal(api.NotAllowedError, f"{topic} is a scalable topic, to which no redrive sends letters")
     subscription = words[1] or subscription_in(str(letters), str(topic))
     if not subscription:
         raise web.HTTPBadRequest(text=f"The name {letters} does not say which subscription of {topic}: name it")
