@@ -15,6 +15,22 @@ PERMITS = 1_000_000
 WARM_UP = 10        # bursts
 
 
+def await_answers(link: Link, kind: int, count: int) -> list[dict[int, bytes]]:
+    """Return the fields of so many commands of a kind.  Raises BrokerError."""
+    answers: list[dict[int, bytes]] = []
+    until = CLOCK() + ANSWER_MAX_S
+    while len(answers) < count:
+        if CLOCK() > until:
+            raise BrokerError(f"{count - len(answers)} of {count} answers are missing")
+        for start in link.receive(1.0).tolist():
+            came, fields = wire.command_of(link.inbox, start)
+            if came == kind:
+                answers.append(fields)
+            else:
+                link.meet(start, "a burst")
+    return answers
+
+
 class ClosedLoop:
     """One connection that publishes to all topics of the load, and one that consumes from them."""
 
@@ -39,27 +55,12 @@ class ClosedLoop:
         for _ in range(bursts):
             self.publisher.put(self.block.stamped(self.sent, self.messages))
             self.sent += self.messages
-            self._await(self.publisher, wire.SEND_RECEIPT)
-            newest = {fields[1]: fields[2] for fields in self._await(self.consumer, wire.MESSAGE)}
+            await_answers(self.publisher, wire.SEND_RECEIPT, self.messages)
+            newest = {fields[1]: fields[2] for fields in await_answers(self.consumer, wire.MESSAGE, self.messages)}
             self.consumer.put(b"".join([
                 wire.acknowledge(consumer_id, wire.CUMULATIVE, wire.string(3, message_id))
                 for consumer_id, message_id in newest.items()]))
             time.sleep(PAUSE_S)
-
-    def _await(self, link: Link, kind: int) -> list[dict[int, bytes]]:
-        """Return the fields of as many commands of a kind as a burst has messages."""
-        found: list[dict[int, bytes]] = []
-        until = CLOCK() + ANSWER_MAX_S
-        while len(found) < self.messages:
-            if CLOCK() > until:
-                raise BrokerError(f"{self.messages - len(found)} of {self.messages} answers are missing")
-            for start in link.receive(1.0).tolist():
-                came, fields = wire.command_of(link.inbox, start)
-                if came == kind:
-                    found.append(fields)
-                else:
-                    link.meet(start, "a burst")
-        return found
 
     def close(self) -> None:
         self.publisher.close()

@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 from closed import WARM_UP, ClosedLoop
-from link import Load, RequestRefused
+from link import CLOCK, Load, RequestRefused
 from load import Figures, measure, measure_backlog, topic_names
+from transaction_loop import TOGETHER, TransactionLoop
 from usage import memory_bytes, thread_seconds
 
 BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
@@ -20,6 +21,7 @@ KEYS = 1000
 CROWD_TOPICS = 100
 FAN_OUT = 10
 CLOSED_BURST_S = 0.01       # what a burst of the closed loops takes, about
+TRANSACTIONS_ROUND_S = 0.04     # likewise, and a round of transactions with its warm-up
 # seconds of rest before memory is read; long against the times after which brokers drop cached entries
 SETTLE_S = 5.0
 REFUSED = "refused"
@@ -117,6 +119,20 @@ def closed(broker: Broker, settings: Settings, *, messages: int, topics: int) ->
     return {"broker CPU us/message": used / (bursts * messages) * 1e6}
 
 
+def transactions(broker: Broker, settings: Settings, *, consumes: bool) -> Cells:
+    """Measure transactions of a message each that is published, and of another one that is acknowledged."""
+    loop = TransactionLoop(_load(broker), consumes=consumes)
+    rounds = max(1, round(settings.seconds / TRANSACTIONS_ROUND_S))
+    loop.feed(2 * rounds)
+    loop.run(rounds)
+    before, began = thread_seconds(broker.pid) if broker.pid else math.nan, CLOCK()
+    loop.run(rounds)
+    took, used = CLOCK() - began, thread_seconds(broker.pid) - before if broker.pid else math.nan
+    loop.close()
+    count = rounds * TOGETHER
+    return {"transactions/s": count / took, "broker CPU us/transaction": used / count * 1e6}
+
+
 def crowd(broker: Broker, settings: Settings, *, connections: int, rate: float) -> Cells:
     """Measure very many connections that publish a little each."""
     return _at_a_rate(_run(broker, settings, topics=CROWD_TOPICS, crowd=connections, rate=rate, consumers=0))
@@ -184,6 +200,8 @@ ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
     "closed": ("bursts of 1, one topic", partial(closed, messages=1, topics=1)),
     "closed_10": ("bursts of 10, one topic", partial(closed, messages=10, topics=1)),
     "closed_topics": (f"bursts of 50, {TOPICS} topics", partial(closed, messages=50, topics=TOPICS)),
+    "transactions": ("transactions of 1 message", partial(transactions, consumes=False)),
+    "transactions_consume": ("1 consumed, 1 published", partial(transactions, consumes=True)),
     "steady": (f"one topic at {TOPICS_RATE}/s", partial(paced, rate=TOPICS_RATE)),
     "soak": ("memory after many messages", soak),
     "shared": ("shared subscription", partial(shared, kind="shared")),
@@ -195,8 +213,8 @@ ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
                     many_topics),
     "tls": ("1 KiB by TLS", tls),
 }
-ONLY_WHEN_ASKED = ("closed", "closed_10", "closed_topics", "soak", "steady", "shared", "key_shared", "fan_out", "crowd",
-                   "large_crowd", "many_topics", "tls")
+ONLY_WHEN_ASKED = ("closed", "closed_10", "closed_topics", "transactions", "transactions_consume", "soak", "steady",
+                   "shared", "key_shared", "fan_out", "crowd", "large_crowd", "many_topics", "tls")
 
 
 def say(text: str) -> None:

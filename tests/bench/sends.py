@@ -34,11 +34,12 @@ def unsubscribe(consumer_id: int, request_id: int) -> bytes:
 
 
 def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = None, deliver_at: int = 0,
-          ttl: str = "") -> bytes:
+          ttl: str = "", transaction: tuple[int, int] | None = None) -> bytes:
     """Return one entry: metadata and payload with their checksum; with batch > 1 the payload so many times, packed.
 
-    deliver_at: ms, 0 for at once.  ttl: the property `geminga.ttl` of a single message, "" for none.  The sequence id
-    in the metadata stays 0: to change it would cost a checksum per entry, and brokers go by the one in SEND.
+    deliver_at: ms, 0 for at once.  ttl: the property `geminga.ttl` of a single message, "" for none.  transaction: its
+    least and most bits.  The sequence id in the metadata stays 0: to change it would cost a checksum per entry, and
+    brokers go by the one in SEND.
     """
     metadata = wire.string(1, producer_name) + wire.number(2, 0) + wire.number(3, int(time.time() * 1000))
     if ttl:
@@ -51,6 +52,8 @@ def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = 
         metadata += wire.number(9, len(payload)) + wire.number(11, batch)
     if deliver_at:
         metadata += wire.number(DELIVER_AT, deliver_at)
+    if transaction is not None:
+        metadata += wire.number(22, transaction[0]) + wire.number(23, transaction[1])
     checked = _U32.pack(len(metadata)) + metadata + payload
     return b"\x0e\x01" + _U32.pack(crc32c.crc32c(checked)) + checked
 
