@@ -119,12 +119,13 @@ TABLE: dict[int, Command] = {row.kind: row for row in (
     # Clients find the coordinator of an answer by the most bits of the transaction's id, so refusals have these too.
     Command(T.TC_CLIENT_CONNECT_REQUEST, error=api.CommandTcClientConnectResponse),
     Command(T.NEW_TXN, Answerer.COORDINATOR, api.CommandNewTxnResponse, {"txnid_most_bits": "tc_id"},
-            behind=Sends.NONE),
+            behind=Sends.NONE, is_light=True),
     Command(T.ADD_PARTITION_TO_TXN, Answerer.COORDINATOR, api.CommandAddPartitionToTxnResponse, _TRANSACTION,
             behind=Sends.NONE),
     Command(T.ADD_SUBSCRIPTION_TO_TXN, Answerer.COORDINATOR, api.CommandAddSubscriptionToTxnResponse, _TRANSACTION,
             behind=Sends.NONE),
-    Command(T.END_TXN, Answerer.COORDINATOR, api.CommandEndTxnResponse, _TRANSACTION, behind=Sends.OF_ITS_TRANSACTION),
+    Command(T.END_TXN, Answerer.COORDINATOR, api.CommandEndTxnResponse, _TRANSACTION, behind=Sends.OF_ITS_TRANSACTION,
+            is_light=True),
     # Only brokers of a cluster tell each other that a transaction has ended on one topic.
     Command(T.END_TXN_ON_PARTITION, error=api.CommandEndTxnOnPartitionResponse, ids=_TRANSACTION),
     Command(T.END_TXN_ON_SUBSCRIPTION, error=api.CommandEndTxnOnSubscriptionResponse, ids=_TRANSACTION),

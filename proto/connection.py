@@ -4,7 +4,7 @@
 
     Sends            many SENDs, as rows and the bytes of their entries
     Send             one SEND
-    ...InTransaction a run of SENDs in one transaction, or one SEND in a transaction
+    ...InTransaction a run of SENDs in transactions, or one SEND in a transaction
     EntryAck         an ACK of one entry, or up to it
     EntryAcks        an ACK of many messages, as arrays
     SendRefused      a SEND that is answered with an error and changes nothing
@@ -58,7 +58,7 @@ class Send:
 
 
 class SendsInTransaction(Sends):
-    """A run of SENDs in one transaction, which is in their rows."""
+    """A run of SENDs in transactions, which are in their rows."""
 
     __slots__ = ()
 
@@ -128,7 +128,7 @@ class Connection:
             if at + step > end:
                 break
             if self._singles > mixed_sends.RUN_MIN and self._alone <= 0 and self.state == CONNECTED \
-                    and (taken := self._read_mixed(buffer, data, at, end)):
+                    and data[at + 8:at + 10] == _SEND_HEAD and (taken := self._read_mixed(buffer, data, at, end)):
                 at += taken
                 continue
             is_last = self._read_frame(bytes(data[at:at + step]), 8 + command_size)

@@ -55,9 +55,9 @@ SEND_ROW = np.dtype([
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGES, FLAGS, KEY_HASH, CRC32C = map(
+PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGE_INDEX, MESSAGES, FLAGS, KEY_HASH, CRC32C = map(
     field_names(SEND_ROW).index,
-    ("producer_id", "sequence_id", "entry_id", "messages", "flags", "key_hash", "crc32c"))
+    ("producer_id", "sequence_id", "entry_id", "message_index", "messages", "flags", "key_hash", "crc32c"))
 INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
 
@@ -293,6 +293,7 @@ class Layout:
     key: tuple[int, int] | None                     # where the key begins and ends, when it may differ
     position: tuple[int, int, int] | None           # where a source position begins, has its colon, and ends
     is_in_transaction: bool
+    least: tuple[int, int] | None                   # where a transaction's least bits are, when they may differ
 
     @cached_property
     def _alone(self) -> tuple[int, int, list[int], list[tuple[int, int]]]:
@@ -301,6 +302,11 @@ class Layout:
         template = int.from_bytes(self.template.tobytes(), "little")
         numbers = [(field_names(SEND_ROW).index(name), at) for name, at, _ in self.columns]
         return tight, template & tight, list(self.row.tolist()[0]), numbers
+
+    @cached_property
+    def coordinator(self) -> int:
+        """The most bits of the transactions, where ids have them."""
+        return int(self.row["message_index"][0]) & ~names.LEAST_MAX
 
     def read_one(self, frame: bytes) -> Row | None:
         """Return the row of one frame of `total` bytes, None if the library has to read it.
@@ -312,6 +318,10 @@ class Layout:
             return None
         for field, at in numbers:      # all that differ, so the list serves every frame
             row[field] = varints.decode(frame, at)[0]
+        if self.least is not None:
+            if not row[MESSAGE_INDEX]:
+                return None
+            row[MESSAGE_INDEX] |= self.coordinator
         row[CRC32C] = claimed = SIZE.unpack_from(frame, self.command_end + 2)[0]
         if crc32c(memoryview(frame)[self.command_end + CHECKSUM_END:]) != claimed:
             return None
@@ -335,10 +345,17 @@ class Layout:
             if count == 0:
                 return None
             block = block[:count]
+        if self.least is not None and not (is_known := (block[:, slice(*self.least)] & 127).any(axis=1)).all():
+            count = int(is_known.argmin())
+            if count == 0:
+                return None
+            block = block[:count]
         entries = block[:, self.command_end:]
         rows: Rows = np.repeat(self.row, count)
         for name, column, size in self.columns:
             rows[name] = varints.read_words(np.ndarray(count, "<u8", buffer, at + column, (self.total,)), size)
+        if self.least is not None:
+            rows["message_index"] |= np.uint64(self.coordinator)
         claimed = rows["crc32c"] = np.ndarray(count, ">u4", buffer, at + self.command_end + 2, (self.total,))
         if self.key is not None:
             keys = np.ascontiguousarray(block[:, self.key[0]:self.key[1]]).view(f"V{self.key[1] - self.key[0]}").ravel()
@@ -368,6 +385,7 @@ def _read_positions(block: NDArray[np.uint8], start: int, colon: int, end: int) 
 # Fields without a name are not read: sequence id, event time and highest sequence id of the metadata.
 _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
+_LEAST, _LEAST_OF_METADATA = 4 << 3, 22 << 3           # bits of a transaction's id
 _PRODUCER_NAME = 1 << 3 | 2
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 _STAMP = 33 << 3
@@ -378,8 +396,8 @@ _POWERS = np.array([10 ** digit for digit in reversed(range(13))], np.uint64)
 def learn(frame: bytes, row: Row) -> Layout | None:
     """Derive the layout of frames that resemble this one, which `read_one` has read as `row`.
 
-    All frames of one layout are in the same transaction, or in none.  Return None if the frame has a form that clients
-    do not use.
+    All frames of one layout are in transactions of the same coordinator, or in none.  Return None if the frame has a
+    form that clients do not use.
     """
     total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
     if not _has_checksum(frame, command_end) or row[FLAGS] & (IS_MARKER | IS_CHUNK):      # rare, or large
@@ -395,6 +413,10 @@ def learn(frame: bytes, row: Row) -> Layout | None:
         return None
     loose = [(name, inner[number]) for number, name in _COMMAND_COLUMNS.items() if number in inner]
     loose += [(name, metadata[number]) for number, name in _METADATA_COLUMNS.items() if number in metadata]
+    least = _loose_least(inner, row)
+    if least is not None:
+        loose += [("message_index", least)]
+        loose += [("", metadata[_LEAST_OF_METADATA])] if _LEAST_OF_METADATA in metadata else []
     columns = [(name, at, stop - at) for name, (at, stop) in loose if name]
     if not {"producer_id", "sequence_id", "publish_time"} <= {name for name, _, _ in columns}:
         return None
@@ -413,7 +435,7 @@ def learn(frame: bytes, row: Row) -> Layout | None:
         tight[start:colon] = tight[colon + 1:end] = 0xF0      # any digits
         tight[slice(*metadata[_PRODUCER_NAME])] = 0           # a replicator sends messages of many producers
     return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key,
-                  position, bool(row[FLAGS] & IN_TRANSACTION))
+                  position, bool(row[FLAGS] & IN_TRANSACTION), least)
 
 
 def _position(frame: bytes, at: int, end: int) -> tuple[int, int, int]:
@@ -426,6 +448,15 @@ def _position(frame: bytes, at: int, end: int) -> tuple[int, int, int]:
                 first, last = inner[_PROPERTY_VALUE]
                 found = first, frame.index(b":", first, last), last
     return found
+
+
+def _loose_least(command: dict[int, tuple[int, int]], row: Row) -> tuple[int, int] | None:
+    """Return where the least bits of the transaction's id are in the command, None if they must be equal in all frames.
+    """
+    if not row[FLAGS] & IN_TRANSACTION:
+        return None
+    at, stop = command[_LEAST]
+    return (at, stop) if (1 << 7 * (stop - at)) - 1 <= names.LEAST_MAX else None
 
 
 def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:

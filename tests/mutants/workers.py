@@ -282,7 +282,7 @@ BUGS = [
          "a client cannot tell which coordinator refused"),
         ('api.CommandAckResponse, {"consumer_id": "consumer_id"},', "api.CommandError,",
          "a refused ACK gets the answer of another command"),
-        ("behind=Sends.OF_ITS_TRANSACTION)", "behind=Sends.NONE)",
+        ("behind=Sends.OF_ITS_TRANSACTION,", "behind=Sends.NONE,",
          "a commit does not wait for the SENDs before it", "storage/test_coordinator.py")),
     *of("storage/catalogue/partitions.py", "storage/test_foreign.py",
         ("            self.delete(earlier)\n", "            pass\n",

@@ -120,9 +120,11 @@ def some_alike(draw) -> list[bytes]:
     said = draw(COMMAND_EXTRAS) | transaction
     has_checksum = draw(st.sampled_from([True, True, True, False]))
     damaged = draw(st.sets(st.integers(0, count - 1), max_size=3)) if payload and has_checksum else ()
-    frames = []
+    frames, step = [], draw(st.integers(0, 1)) if 0 < transaction.get("txnid_least_bits", 0) < 2**55 else 0
     for number in range(count):
         key = {"partition_key": metadata["partition_key"] % number} if "%" in metadata.get("partition_key", "") else {}
+        if step:
+            said["txnid_least_bits"] = transaction["txnid_least_bits"] + number
         times = {"publish_time": 1_700_000_000_000 + number * 7, "sequence_id": first + number}
         entry = entry_of(message_metadata(**metadata | key | times), payload)
         if number in damaged:
@@ -337,14 +339,25 @@ def test_a_send_in_a_transaction_that_nobody_can_have_begun_is_refused_and_nothi
         understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
 
 
-def test_sends_of_one_transaction_are_a_run_of_their_own():
-    """Runs end where another transaction begins, and where plain SENDs do."""
-    one, other, plain = in_transaction(), in_transaction(of={"txnid_most_bits": 3, "txnid_least_bits": 701}), ALIKE
+def test_sends_in_transactions_of_one_coordinator_are_a_run_of_their_own():
+    """Runs end where plain SENDs begin, and transactions of another coordinator."""
+    one, other, plain = in_transaction(), in_transaction(of={"txnid_most_bits": 4, "txnid_least_bits": 701}), ALIKE
     frames = one + other + one + plain + one
     heard = listen([CONNECT, b"".join(frames)])
     assert heard.events[1:] == [understood(frame) for frame in frames]
     assert heard.runs >= 5
     assert heard.kinds == {"SendsInTransaction", "SendInTransaction", "Sends", "Send"}
+
+
+def test_a_run_has_the_transactions_that_its_sends_name():
+    """One that names no transaction beside its coordinator is refused, alone and among others."""
+    frames = [frame for number in range(150) for frame in in_transaction(
+        1, first=1_000 + number, of=OPEN | {"txnid_least_bits": number % 50})]
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.events[1:] == [
+        understood(frame) if number % 50 else ("refused", 1, 1_000 + number, api.NotAllowedError)
+        for number, frame in enumerate(frames)]
+    assert heard.runs >= 1
 
 
 def test_what_is_no_transaction_is_a_plain_send():

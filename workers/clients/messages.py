@@ -48,7 +48,7 @@ def publish_one_in_transaction(client: Client, send: SendInTransaction) -> None:
 
 
 def publish_in_transaction(client: Client, sends: SendsInTransaction) -> None:
-    """Forward a run of SENDs in one transaction; see `publish`."""
+    """Forward a run of SENDs in transactions; see `publish`."""
     if client.worker.options.transactions:
         return publish(client, sends, envelope.SENDS_IN_TRANSACTIONS)
     for producer_id, sequence_id in zip(
