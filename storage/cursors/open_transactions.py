@@ -7,8 +7,10 @@ A transaction ends once, by COMMIT or ABORT of its coordinator (transactions/). 
 each change here, and the state file has the same ops.
 """
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -20,6 +22,7 @@ from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.position import Position
 
 NO_TRANSACTION = 0      # in a state file, the op with this id has the position `settled`
+_ROLES_MAX = 1_000    # whose hashes are kept: each command about a transaction asks for one
 _ENDED_MAX = 1_000    # ended transactions that are remembered, because SENDs may come late
 
 
@@ -82,7 +85,8 @@ class OpenTransactions:
         self.committed = self.aborted = 0       # transactions that published here, since the partition was opened
         # (first entry, transaction) of all that published, as a heap.  Some may have ended.
         self._firsts: list[tuple[Position, int]] = []
-        self._outcomes: dict[int, bool] = {}    # whether ended transactions were committed, the oldest first
+        # Whether ended transactions were committed, the oldest first.
+        self._outcomes: OrderedDict[int, bool] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<OpenTransactions {len(self.by_id)} limit={self.limit} added={len(self.added)}>"
@@ -143,7 +147,7 @@ class OpenTransactions:
         self._outcomes.pop(transaction, None)
         self._outcomes[transaction] = commits
         if len(self._outcomes) > _ENDED_MAX:
-            del self._outcomes[next(iter(self._outcomes))]
+            self._outcomes.popitem(last=False)
         self.remove(transaction)
 
     def remove(self, transaction: int) -> OpenTransaction | None:
@@ -233,6 +237,7 @@ class OpenTransactions:
             self.of(transaction).acks_of(int(op["subscription_id"])).apply(kind, op)
 
 
+@lru_cache(_ROLES_MAX)
 def hash_of_role(name: str) -> int:
     """Return a hash of 64 bits that stands for a role's name; never 0.  A second name with it cannot be found."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

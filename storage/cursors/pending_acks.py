@@ -102,11 +102,9 @@ class PendingAcks:
         held = self._ledgers.get(ledger_id)
         if held is None:
             return np.zeros(len(entries), np.uint16)
-        slots = np.zeros(len(entries), np.uint16)
-        known = entries[:np.searchsorted(entries, len(held.slots))]
-        slots[:len(known)] = held.slots[known]
-        held.slots[known] = NOBODY
-        again = int(np.count_nonzero(slots == TO_REDELIVER))
+        slots = self.slots(ledger_id, entries)
+        held.slots[_known(held, entries)] = NOBODY
+        again = int(np.count_nonzero(slots == TO_REDELIVER)) if held.to_redeliver else 0
         waiting = int(np.count_nonzero(slots == WAITING)) if held.waiting else 0
         held.out -= int(np.count_nonzero(slots)) - again - waiting
         held.to_redeliver -= again
@@ -123,11 +121,11 @@ class PendingAcks:
 
     def slots(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Return the slots (n,) of a ledger's entries (n,), ascending."""
-        slots, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
-        if held is not None:
-            known = entries[:np.searchsorted(entries, len(held.slots))]
-            slots[:len(known)] = held.slots[known]
-        return slots
+        held = self._ledgers.get(ledger_id)
+        if held is None:
+            return np.zeros(len(entries), np.uint16)
+        slots = held.slots[_known(held, entries)]
+        return slots if len(slots) == len(entries) else np.pad(slots, (0, len(entries) - len(slots)))
 
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """Forget all entries up to a position, which are acknowledged.
@@ -156,7 +154,7 @@ class PendingAcks:
         held = self._ledgers.get(ledger_id)
         if held is None:
             return entries[:0]
-        known = entries[:np.searchsorted(entries, len(held.slots))]
+        known = _known(held, entries)
         mine: NDArray[np.int64] = known[held.slots[known] == slot]
         if len(mine):
             self._return(ledger_id, held, mine)
@@ -221,6 +219,13 @@ class PendingAcks:
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
         if not (held.out or held.to_redeliver or held.waiting):
             del self._ledgers[ledger_id]
+
+
+def _known(held: _Held, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of the entries (n,), ascending, that have a place among the slots."""
+    if not len(entries) or entries[-1] < len(held.slots):      # nearly always
+        return entries
+    return entries[:np.searchsorted(entries, len(held.slots))]
 
 
 def _runs(entries: NDArray[np.int64]) -> list[Entries]:

@@ -32,12 +32,8 @@ class TransactionAcks:
     def ops(self, transaction: int, partition_id: int, subscription_id: int) -> Iterator[bytes]:
         """Yield the ops that make these acknowledgements out of nothing."""
         for ledger_id in self.entries:
-            entries = self.in_ledger(ledger_id)
-            starts = np.flatnonzero(np.diff(entries, prepend=-2) != 1)
-            for first, last in zip(entries[starts].tolist(), entries[np.append(starts[1:], len(entries)) - 1].tolist(),
-                                   strict=True):
-                yield journal_ops.transaction_acks(
-                    transaction, partition_id, subscription_id, ledger_id, first, last + 1)
+            for first, end in _runs(self.entries[ledger_id]):
+                yield journal_ops.transaction_acks(transaction, partition_id, subscription_id, ledger_id, first, end)
         for ledger_id, parts in self.parts.items():
             for entry_id, bits in parts.items():
                 for number in range(-(-bits.bit_length() // _HALF)):
@@ -58,3 +54,16 @@ class TransactionAcks:
         else:
             number = int(op["kind_and_word_number"]) >> format.NUMBER
             self.add_part(ledger_id, int(op["entry_id"]), int(op["word"]) << number * _HALF)
+
+
+def _runs(entries: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of each run of consecutive entries, ascending."""
+    first = end = -1
+    for entry_id in sorted(entries):
+        if entry_id != end:
+            if first >= 0:
+                yield first, end
+            first = entry_id
+        end = entry_id + 1
+    if first >= 0:
+        yield first, end

@@ -389,6 +389,8 @@ class Shared(Dispatcher):
         """Count entries (n,) as acknowledged that were at these slots (n,).  by_client: as for `acknowledged`."""
         if self.chunks.waiting:
             self.chunks.gone(ledger.ledger_id, entries[slots == WAITING])
+        if not slots.any():      # as at the commit of a transaction, whose acknowledgements are settled
+            return
         is_out = (slots != NOBODY) & (slots < WAITING)
         entries, slots = entries[is_out], slots[is_out]
         if not len(entries):

@@ -130,6 +130,8 @@ class Publishing(TopicWatcher):
     def publish_asked(self, partition: Partition, transaction: int) -> None:
         """Publish SENDs that wait for a coordinator, once it has answered about all transactions that it was asked for.
         """
+        if not self._admission.is_asking:
+            return
         sends, answered = self._admission.answered(partition, transaction)
         for some in in_parts(sends, self._topics.options.current.pass_bytes_max):
             self._publish(some, answered)

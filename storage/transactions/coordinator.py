@@ -12,11 +12,11 @@ the transactions of coordinators that have no owner any more.
 from bisect import bisect_left
 from collections.abc import Callable, Sized
 from functools import partial
+from itertools import chain, islice
 
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.reports import Reports
@@ -289,31 +289,22 @@ class Coordinator(Watcher):
         if transaction.state != OPEN:
             raise _ending(transaction)
         _check_room(self._waiting)
-        self._promise(transaction, {*named.promised(self._topics, wanted)} - transaction.promised)
-        request, owners = Request(session, request_id, kind, answer), self._found(transaction, wanted)
-        for used, to in owners.items():
+        stored, promised = named.look_up(self._topics, wanted)
+        if promised:
+            self._promise(transaction, promised - transaction.promised)
+        request = Request(session, request_id, kind, answer, left=len(stored))
+        if not stored:
+            return self._reply(request, transaction.transaction)
+        self._waiting[request], adding = None, self._of(transaction).adding
+        for used, (name, written) in stored.items():
+            transaction.written[name] = written
+            to = self._owner_of(used[0], name)
             if used not in transaction.added:
                 self._add(transaction, used)
                 if to != self._peers.index:      # else `to` may store what a crash here forgets
                     self._decisions.answer_needs_sync()
-            self._of(transaction).adding.setdefault(used, []).append(request)
-            self._waiting[request] = None
-            request.left += 1
+            adding.setdefault(used, []).append(request)
             self._send_add(to, transaction, *used)
-        if not request.left:
-            self._reply(request, transaction.transaction)
-
-    def _found(self, transaction: Transaction, wanted: list[tuple[str, str | None]]) -> dict[Used, int]:
-        """Return {(partition id, subscription id or 0): index of its owner} of those that are stored.
-
-        A subscription that is not stored, as of a reader, has the id named.NOT_STORED: its partition hears of the end.
-        Raises Refusal, StorageFull.
-        """
-        owners = {}
-        for used, name, written in named.stored(self._topics, wanted):
-            owners[used] = self._owner_of(used[0], name)
-            transaction.written[str(name)] = written
-        return owners
 
     def _promise(self, transaction: Transaction, topics: set[bytes]) -> None:
         """Note topics that are not there, or subscriptions of them, as the transaction's, by hashes of their names.
@@ -397,12 +388,12 @@ class Coordinator(Watcher):
         self._append(transaction, transaction.op())
         self._decisions.answer_needs_sync()
         waiting = self._of(transaction)
-        refused = {id(request): request for requests in waiting.adding.values() for request in requests}
-        waiting.adding.clear()
-        bits = names.transaction_bits(transaction.transaction)
-        for request in refused.values():
-            self._write(request, _refused(request, bits, _ending(transaction)))
-        waiting.left.update(partition_id for partition_id, _ in transaction.added)
+        if waiting.adding:
+            bits, refused = names.transaction_bits(transaction.transaction), chain(*waiting.adding.values())
+            for request in dict.fromkeys(refused):
+                self._write(request, _refused(request, bits, _ending(transaction)))
+            waiting.adding.clear()
+        waiting.left |= {partition_id for partition_id, _ in transaction.added}
         self._send_end(transaction, sorted(waiting.left))
 
     def _send_end(self, transaction: Transaction, partition_ids: list[int]) -> None:
@@ -419,9 +410,9 @@ class Coordinator(Watcher):
     def _finish_if_done(self, transaction: Transaction) -> None:
         """If all partitions have ended the transaction, answer whoever waits, and forget it but for its end."""
         waiting = self._of(transaction)
-        table = self.transactions.table_of(transaction)
         if waiting.left:
             return
+        table = self.transactions.table_of(transaction)
         if transaction.transaction in table.by_id:
             now_ms = self._decisions.now_ms
             self._append(transaction, table.end(transaction, commits=transaction.commits, now_ms=now_ms))
@@ -441,8 +432,9 @@ class Coordinator(Watcher):
         """Answer an END_TXN, and remember for a while that this connection was told."""
         told = request.session.told_ended
         told[transaction_id] = None
-        if len(told) > _TOLD_MAX:
-            del told[next(iter(told))]
+        if len(told) > _TOLD_MAX:      # many at once: finding the first one takes as long as many were deleted before
+            for old in list(islice(told, _TOLD_MAX // 2)):
+                del told[old]
         self._reply(request, transaction_id)
 
     def expire(self, now_ms: int) -> None:
@@ -481,14 +473,16 @@ class Coordinator(Watcher):
         return transaction
 
     def _of(self, transaction: Transaction) -> UnderWay:
-        return self._under_way.setdefault(transaction.transaction, UnderWay(self._decisions.now_ms))
+        if (waiting := self._under_way.get(transaction.transaction)) is None:
+            waiting = self._under_way[transaction.transaction] = UnderWay(self._decisions.now_ms)
+        return waiting
 
-    def _owner_of(self, partition_id: int, name: TopicName | None = None) -> int:
+    def _owner_of(self, partition_id: int, name: str | None = None) -> int:
         """Return the index of a partition's owner, _GONE of a deleted partition."""
-        if partition_id not in self._owners:
-            text = self._topics.catalogue.partitions.name_of(partition_id) if name is None else str(name)
-            self._owners[partition_id] = _GONE if text is None else owner_of(text, self._peers.owners)
-        return self._owners[partition_id]
+        if (owner := self._owners.get(partition_id)) is None:
+            name = name or self._topics.catalogue.partitions.name_of(partition_id)
+            owner = self._owners[partition_id] = _GONE if name is None else owner_of(name, self._peers.owners)
+        return owner
 
     # -- answers
 

@@ -4,7 +4,6 @@ A topic may be added before it is there, as in Apache Pulsar, which keeps names;
 is promised to the transaction, as a hash.  Once the topic is there, the first SEND in the transaction has its partition
 added, and the first ACK the subscription.
 """
-from collections.abc import Iterator
 from hashlib import blake2b
 
 from geminga.proto import names
@@ -19,27 +18,26 @@ from geminga.storage.transactions.transaction_table import Used
 NOT_STORED = (1 << 32) - 1           # in place of the id of a subscription that is not stored
 
 
-def stored(topics: TopicTable, wanted: list[tuple[str, str | None]]) -> Iterator[tuple[Used, TopicName, str]]:
-    """Yield (ids, topic, the topic's name as the client wrote it) for each pair in `wanted` whose topic is stored.
+def look_up(topics: TopicTable, wanted: list[tuple[str, str | None]],
+            ) -> tuple[dict[Used, tuple[str, str]], set[bytes]]:
+    """Return ({ids: (topic, its name as the client wrote it)} of what is stored, `hash_of` all else).
 
-    wanted: pairs (topic, subscription or None).  ids: see `_ids`.  Raises Refusal before the first one, StorageFull.
+    wanted: pairs (topic, subscription or None).  ids: see `_ids`.  Raises StorageFull, and Refusal, also for topics to
+    which nobody can publish: a scalable topic, or the name of a segment that is made up.
     """
-    for name, written, subscription in [(names.parse(topic), topic, subscription) for topic, subscription in wanted]:
-        if name.is_persistent and (used := _ids(topics, name, subscription)) is not None:
-            yield used, name, written
-
-
-def promised(topics: TopicTable, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
-    """Yield `hash_of` each pair in `wanted` whose topic is not stored.  wanted: as in `stored`.
-
-    Raises Refusal, also for what nobody can publish to: a scalable topic, or the name of a segment that is made up.
-    """
+    stored: dict[Used, tuple[str, str]] = {}
+    promised: set[bytes] = set()
     for topic, subscription in wanted:
         name = names.parse(topic)
-        if name.is_persistent and _ids(topics, name, None) is None:
-            if subscription is None and (name.is_segment or name.is_scalable):
-                _refuse_made_up(topics, name)
-            yield hash_of(str(name), subscription)
+        if not name.is_persistent:
+            continue
+        if (used := _ids(topics, name, subscription)) is not None:
+            stored[used] = str(name), topic
+            continue
+        if subscription is None and (name.is_segment or name.is_scalable):
+            _refuse_made_up(topics, name)
+        promised.add(hash_of(str(name), subscription))
+    return stored, promised
 
 
 def _refuse_made_up(topics: TopicTable, name: TopicName) -> None:

@@ -29,7 +29,8 @@ from geminga.storage.topics.subscription import SPREAD, EntriesOfLedger, EntryId
 def withhold(decisions: Decisions, subscription: Subscription, transaction: int, asked: TransactionAcks) -> int:
     """Withhold entries from consumers until the transaction ends; return how many messages consumers held of them.
 
-    asked: acknowledgements of what is neither acknowledged nor pending.
+    asked: acknowledgements of what is neither acknowledged nor pending.  The dispatcher of a spread subscription counts
+    messages itself; those of whole entries are not in the sum then.
     """
     partition = subscription.partition
     assert isinstance(partition, Partition), subscription
@@ -66,10 +67,11 @@ def withhold(decisions: Decisions, subscription: Subscription, transaction: int,
 
 def _withhold_entries(subscription: Subscription, withheld: Withheld, transaction: int, ledger_id: int,
                       entries: NDArray[np.int64]) -> int:
-    """Withhold entries (n,) of a ledger, ascending; return the number of their messages."""
+    """Withhold entries (n,) of a ledger, ascending; return the number of their messages, unless it is spread."""
     ledger, messages = subscription.find(ledger_id), 0
     if isinstance(ledger, Ledger):
-        messages = int(subscription.messages(ledger, entries).sum())
+        if not subscription.is_spread:
+            messages = int(subscription.messages(ledger, entries).sum())
         if subscription.dispatcher is not None:      # it counts them, so before they are withheld
             subscription.dispatcher.acknowledged(ledger, entries)
     withheld.add_entries(transaction, ledger_id, entries)
