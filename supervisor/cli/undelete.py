@@ -69,7 +69,8 @@ def backlog(cleared: str, subscription: str, number: int | None, form: str, **wh
     """
     broker = target.of(who).broker()
     one = broker.ask("POST", f"{_place(broker, cleared, subscription, number)}/undelete").value()
-    Output(form).value(one, lambda one: f"{human.count(one['messages'])} messages are there again for "
+    are = "message is" if one["messages"] == 1 else "messages are"
+    Output(form).value(one, lambda one: f"{human.count(one['messages'])} {are} there again for "
                                         f"{plain(one['subscription'])}")
 
 

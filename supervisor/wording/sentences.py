@@ -384,20 +384,21 @@ _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
 def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     """Return a line with the next step, "" where there is none."""
     kind, name = cause["cause"], short(topic)
-    words = shlex.quote(name)
+    words, classic = shlex.quote(name), shlex.quote(name.removeprefix("topic://"))      # policies have classic names
     if kind == "no consumer":
-        return "Start its application; if nobody needs the subscription: geminga admin topics unsubscribe " \
+        verb = "topics unsubscribe" if classic == words else "scalable-topics delete-subscription"
+        return f"Start its application; if nobody needs the subscription: geminga admin {verb} " \
                f"{words} -s {shlex.quote(whole['subscription'])}"
     if kind in ("no permits", "draining key") and (address := _address(cause.get("consumer"), whole)):
         return f"Look at that application; give its messages to others: geminga clients close {address}"
     if kind == "unacknowledged messages of a consumer":
         return "Allow more: geminga admin topicPolicies set-max-unacked-messages-per-consumer " \
-               f"-m {2 * cause['limit']} {words}"
+               f"-m {2 * cause['limit']} {classic}"
     if kind == "unacknowledged messages of the subscription":
         return "Allow more: geminga admin topicPolicies set-max-unacked-messages-per-subscription " \
-               f"-m {2 * cause['limit']} {words}"
-    if kind == "delayed messages":
-        return f"List them: geminga admin delayed list {words}"
+               f"-m {2 * cause['limit']} {classic}"
+    if kind == "delayed messages":      # of segments there is no list
+        return f"List them: geminga admin delayed list {words}" if classic == words else ""
     if kind in ("open transaction", "acknowledged in a transaction"):
         return "Look at the application that began it; or give the transaction up: " \
                f"geminga transactions abort {cause['transaction'].strip('()')}"
@@ -407,9 +408,9 @@ def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     if kind == "schedule" and cause["paused"]:
         return f"Let it go on: geminga schedule resume {words} {shlex.quote(cause['schedule'])}"
     if kind == "dispatch rate" and whole["subscription"].startswith(_CURSOR):
-        return f"See the rate: geminga admin topicPolicies get-replicator-dispatch-rate {words}"
+        return f"See the rate: geminga admin topicPolicies get-replicator-dispatch-rate {classic}"
     if kind == "dispatch rate":
-        return f"See the rate: geminga admin topicPolicies get-dispatch-rate {words}"
+        return f"See the rate: geminga admin topicPolicies get-dispatch-rate {classic}"
     return ""
 
 

@@ -2,6 +2,8 @@
 import asyncio
 import contextlib
 import json
+import re
+import shlex
 import shutil
 import uuid
 from types import SimpleNamespace
@@ -475,8 +477,11 @@ def test_why_says_which_segments_wait_for_others(rest):
     said = why("sub")
     assert "segments 1 to 2: " in said and "when everything in segment 0 is acknowledged" in said
     assert "partition" not in said and "sub" in why()
+    [step] = re.findall("geminga admin (scalable-topics delete-subscription .*)", said)
     rest.set("POST", "/subscriptions/sub/skip-all")
     assert "everything is acknowledged" in why("sub") and "terminated" not in why("sub")
+    assert run("admin", "--http-url", rest.broker.http_url, *shlex.split(step)) == (0, "", [])
+    assert "sub" not in rest.get("/stats")["subscriptions"]
 
 
 def test_a_search_finds_what_a_topic_has_that_has_split(rest):
