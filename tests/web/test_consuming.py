@@ -167,7 +167,7 @@ def test_in_pull_mode_permits_alone_bring_messages(sockets):
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", '{"type":"permit"}', '{"type":"permit","permitMessages":"5"}', "{}",
-                                  '{"messageId":"!"}',
+                                  '{"messageId":"!"}', '{"messageId":""}', '{"messageId":"CAE="}',
                                   '{"messageId":"CAEQASAAMICAgAE="}', '{"messageId":"/////w=="}', '{"messageId":5}'])
 def test_a_bad_command_ends_the_connection_with_a_code(sockets, text):
     consumer = sockets.consumer(unique_topic(), "s")

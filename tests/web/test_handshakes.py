@@ -18,6 +18,8 @@ HANDSHAKE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Ver
     ("producer", {"hashingScheme": "Other"}, 400), ("producer", {"encryptionKeys": "my-key"}, 400),
     ("producer", {"batchingEnabled": "TRUE", "batchingMaxMessages": "x"}, 400),
     ("producer", {"batchingEnabled": "true", "batchingMaxPublishDelay": "-1"}, 400),
+    ("producer", {"batchingEnabled": "true", "batchingMaxPublishDelay": "0"}, 400),
+    ("producer", {"batchingEnabled": "true", "batchingMaxMessages": "0"}, 101),
     ("producer", {"batchingEnabled": "true", "maxPendingMessages": "many"}, 400),
     ("producer", {"batchingMaxMessages": "x", "unknown": "1", "messageRoutingMode": "CustomPartition"}, 101),
     ("producer", {"sendTimeoutMillis": "0", "hashingScheme": "Murmur3_32Hash", "initialSequenceId": "-5"}, 101),

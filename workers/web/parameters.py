@@ -73,8 +73,8 @@ def producing(given: Mapping[str, str]) -> Producing:
     is_batching = given.get("batchingEnabled", "").lower() == "true"
     batch, delay = 1, 0
     if is_batching:
-        batch = number(given, "batchingMaxMessages", 1_000, least=1)
-        delay = number(given, "batchingMaxPublishDelay", 1)
+        batch = number(given, "batchingMaxMessages", 1_000) or _LAST      # 0: no bound, as in Pulsar
+        delay = number(given, "batchingMaxPublishDelay", 1, least=1)
         number(given, "maxPendingMessages", 0)
     name, keys = given.get("producerName"), _encryption_keys(given.get("encryptionKeys", ""))
     if name == "":
@@ -126,9 +126,12 @@ def reading(given: Mapping[str, str]) -> Consuming:
 def message_id_of(text: str) -> api.MessageIdData:
     """Return a message id from its text in Base64.  Raises ValueError."""
     try:
-        return api.MessageIdData.FromString(base64_of(text))
+        place = api.MessageIdData.FromString(base64_of(text))
     except DecodeError:
         raise ValueError("it is no message id") from None
+    if not place.IsInitialized():      # the library reads bytes that lack the ledger or the entry, such as none at all
+        raise ValueError("it lacks a ledger or an entry")
+    return place
 
 
 def base64_of(text: str) -> bytes:
