@@ -321,6 +321,21 @@ def test_keys_that_moved_and_were_acknowledged_at_once_count_as_done_with(rigs, 
     assert hashes_told(rig)[0] == [(0, 1, 0), (0, 1, 0), (0, 0, 0)]
 
 
+def test_keys_that_moved_count_as_done_with_when_a_transaction_acknowledges_up_to_them(rigs):
+    """The acknowledgement is the first to look at the hash since it moved, as above, but cumulative."""
+    rig = rigs(**SPLIT)
+    old = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, rig.producer("t"), "A", "B").positions
+    rig.consumer("t", subType=SubType.Key_Shared, consumer_name="new")
+    transacting.open_for(rig, transacting.FIRST)
+    [answer] = rig.run(transacting.ack(rig, old, transacting.FIRST, positions[1], cumulative=True)).commands(
+        T.ACK_RESPONSE)
+    assert not answer.ackResponse.HasField("error")
+    consumers = rig.partition("t").subscriptions["sub", True].consumers
+    assert [(one.name, one.hashes_cleared) for one in consumers] == [("old", 1), ("new", 0)]
+
+
 # -- entries that are removed while a consumer works on them
 
 def remove(rig, how, positions):
