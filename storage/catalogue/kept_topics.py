@@ -63,6 +63,12 @@ class BacklogRows(NamedTuple):
     cursors: list[tuple[Any, ...]]       # of kept_cursors
 
 
+# Rows of cleared backlogs and of their cursors, in the order of BacklogRows.
+BACKLOG_ROWS = ("SELECT id, topic, partitions, deleted_ms, until_ms, bytes, is_given_up, record FROM kept_topics "
+                "WHERE id IN (SELECT kept_id FROM kept_cursors)",
+                "SELECT id, kept_id, partition_id, ledger, entry FROM kept_cursors")
+
+
 class KeptTopics:
     """Deleted topics and cleared backlogs in the catalogue that are kept."""
 
@@ -217,15 +223,12 @@ class KeptTopics:
 
     def backlog_rows(self) -> BacklogRows:
         """Return the rows of all cleared backlogs and of their cursors, for a backup.  Raises StorageFull."""
-        return BacklogRows(
-            self._database.read("SELECT id, topic, partitions, deleted_ms, until_ms, bytes, is_given_up, record "
-                                "FROM kept_topics WHERE id IN (SELECT kept_id FROM kept_cursors)"),
-            self._database.read("SELECT id, kept_id, partition_id, ledger, entry FROM kept_cursors"))
+        return BacklogRows(*map(self._database.read, BACKLOG_ROWS))
 
     def put_back(self, rows: BacklogRows, partitions: set[int]) -> None:
-        """Insert the rows that are missing, of these partitions, into a backup's copy.  Raises StorageFull, NotDurable.
+        """Insert the rows that are missing, of these partitions, into a backup's or standby's copy.
 
-        Ids of both tables are never given twice.
+        Ids of both tables are never given twice.  Raises StorageFull, NotDurable.
         """
         needed = set()
         for cursor in rows.cursors:

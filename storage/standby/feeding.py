@@ -11,11 +11,12 @@ from pathlib import Path
 
 from geminga.storage import format
 from geminga.storage.catalogue import layout
+from geminga.storage.catalogue.kept_topics import BacklogRows
 from geminga.storage.owner.recovery import journal_folder
 from geminga.storage.standby import frames, sources
 from geminga.storage.standby.frames import Held
 from geminga.storage.standby.journal_tail import Block, JournalPlace, JournalTail, Overtaken, beginning
-from geminga.storage.standby.sources import CataloguePages, Extras, Pieces
+from geminga.storage.standby.sources import NO_BACKLOGS, CataloguePages, Extras, Pieces
 
 FORMATS = [format.FOLDER_VERSION, layout.VERSION]      # of the data folder, and of the catalogue
 _ROUND_BYTES = 8 << 20           # of each tail, in one round
@@ -32,6 +33,7 @@ class Feed:
         self._extras = Extras(data_dir, {}, {})
         self._base: Iterator[Pieces] | None = None
         self._catalogue = CataloguePages(data_dir / "catalogue.sqlite")
+        self._backlogs = NO_BACKLOGS       # rows about cleared backlogs that the standby has
         self.is_copying = False            # whether the base is not complete yet
         self.heard = 0.0                   # the standby's clock, as it was last received
         self.mark, self.done, self.total = 0, 0, 0
@@ -83,6 +85,9 @@ class Feed:
         Raises Overtaken, OSError, sqlite3.Error.
         """
         blocks, is_all = [], True
+        # The catalogue is newer than the records.  It may lack a cleared backlog whose taking back is in none of them
+        # yet: a standby that is promoted then would have neither.
+        backlogs = self._catalogue.backlogs()
         for owner, tail in enumerate(self._tails):
             size = 0
             while size < _ROUND_BYTES and (block := tail.read()) is not None:
@@ -99,8 +104,12 @@ class Feed:
                 self._send(pieces)
         # The journals were read before the catalogue is, and are sent behind it: records never name a partition or a
         # subscription that the standby's catalogue lacks.
+        if not is_all:      # there may be such a backlog that the standby has, and the catalogue already lacks
+            backlogs = BacklogRows(*([*{row[0]: row for row in (*old, *new)}.values()]
+                                     for old, new in zip(self._backlogs, backlogs, strict=True)))
         if self._catalogue.changed():
-            self._send(self._catalogue.take())
+            self._send(self._catalogue.take(backlogs))
+        self._backlogs = backlogs
         for owner, block in blocks:
             self._send_records(owner, block)
         is_based = self._base is None

@@ -16,11 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from geminga.storage import format
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.catalogue.kept_topics import BACKLOG_ROWS, BacklogRows
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.standby import frames
 from geminga.storage.topics import exported
 
 Pieces = list[bytes | memoryview]
+NO_BACKLOGS = BacklogRows([], [])
 _CHUNK = 1 << 20
 _LOOKED_AT = 100          # partitions that are looked at in one round for new views and amendments
 _LIST_SECONDS = 0.25      # between two lists of all partitions
@@ -135,6 +138,7 @@ class CataloguePages:
         """Open the catalogue for reading.  Raises sqlite3.Error."""
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         self._seen: int | None = None
+        self._backlogs_seen, self._backlogs = -1, NO_BACKLOGS
         self._image = np.empty((0, frames.PAGE), np.uint8)
 
     def __repr__(self) -> str:
@@ -148,10 +152,21 @@ class CataloguePages:
         version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def take(self) -> Pieces:
-        """Return a frame with the pages that differ from those of the last call.  Raises sqlite3.Error."""
+    def backlogs(self) -> BacklogRows:
+        """Return the rows about cleared backlogs that there are now.  Costs one pragma if nothing changed."""
+        version = self._version()
+        if version != self._backlogs_seen:
+            self._backlogs_seen = version
+            self._backlogs = BacklogRows(*(self._connection.execute(each).fetchall() for each in BACKLOG_ROWS))
+        return self._backlogs
+
+    def take(self, backlogs: BacklogRows = NO_BACKLOGS) -> Pieces:
+        """Return a frame with the pages that differ from those of the last call.  Raises sqlite3.Error.
+
+        backlogs: rows that the frame has although they are deleted by now; the next call is due at once then.
+        """
         self._seen = self._version()
-        raw = self._whole()
+        raw = self._whole(backlogs)
         assert len(raw) % frames.PAGE == 0, len(raw)
         image = np.frombuffer(raw, np.uint8).reshape(-1, frames.PAGE)
         known = min(len(image), len(self._image))
@@ -161,8 +176,8 @@ class CataloguePages:
         numbers = np.flatnonzero(is_new)
         return frames.encode(frames.CATALOGUE, image[numbers].tobytes(), size=len(raw), pages=numbers.tolist())
 
-    def _whole(self) -> bytes:
-        """Return all pages as of one moment.  Raises sqlite3.Error.
+    def _whole(self, backlogs: BacklogRows) -> bytes:
+        """Return all pages as of one moment, with these rows.  Raises sqlite3.Error.
 
         `serialize` would need no file.  An interpreter lacks that method if its SQLite was built without the function,
         as SQLite before 3.36 is by default, and the standby would never be complete.
@@ -173,6 +188,13 @@ class CataloguePages:
                 copy.execute("PRAGMA synchronous = OFF")
                 copy.execute("PRAGMA journal_mode = OFF")
                 self._connection.backup(copy)
+                has_all = not backlogs.cursors or {row[0] for row in backlogs.cursors} <= {
+                    row[0] for row in copy.execute(BACKLOG_ROWS[1])}
+            if not has_all:
+                self._seen = None
+                with contextlib.closing(open_catalogue(path)) as catalogue:
+                    catalogue.kept_topics.put_back(backlogs, catalogue.partitions.ids())
+                    catalogue.commit()
             return path.read_bytes()
 
     def close(self) -> None:

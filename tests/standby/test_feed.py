@@ -1,17 +1,21 @@
 """A feed and a copy without a network between them: what was copied recovers to the state of the broker."""
+import contextlib
+import shutil
 import threading
 
 import pulsar
 import pytest
 
+from geminga.storage.catalogue.catalogue import open_to_read
 from geminga.storage.offline import verify
-from geminga.storage.standby import copy, frames
+from geminga.storage.standby import copy, feeding, frames
 from geminga.storage.standby.applying import Applier
 from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import Feed
 from geminga.storage.standby.frames import Decoder
 
-from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, left_for, partitioned_topic
+from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, left_for, partitioned_topic, unique_topic
+from ..supervisor.test_undelete import clear, fill, keep, left, take_back
 
 pytestmark = pytest.mark.slow
 OWNERS = 2
@@ -110,3 +114,42 @@ def both(folder, topic):
         return {name: contents(broker, topic, name) for name in ("all", "half", "new")}
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_backlog_that_is_taken_back_is_not_lost_on_a_standby_that_has_yet_to_hear_of_it(tmp_path, monkeypatch, lags):
+    """It is taken back when the feed has read the journals but not the catalogue, or reads journals bit by bit."""
+    broker, topic = Broker(tmp_path / "broker", "--owners", str(OWNERS)).start(), unique_topic()
+    keep(broker)
+    rest = fill(broker, topic)
+    clear(broker, topic)
+    line = Line(broker, tmp_path / "copy")
+    line.begin()
+    line.catch_up()
+    if lags:
+        monkeypatch.setattr(feeding, "_ROUND_BYTES", 1)
+        client = pulsar.Client(broker.service_url)
+        for number in range(8):
+            producer = client.create_producer(f"{topic}-{number}")
+            for _ in range(2):
+                producer.send(bytes(400_000))
+        client.close()
+        assert take_back(broker, topic)[0] == 200
+    else:
+        monkeypatch.setattr(line.feed._catalogue, "changed", lambda: take_back(broker, topic)[0] == 200)
+    line.feed.round()
+    monkeypatch.undo()
+    shutil.copytree(tmp_path / "copy", tmp_path / "lagging")
+    line.catch_up()
+    with contextlib.closing(open_to_read(tmp_path / "copy" / "catalogue.sqlite")) as catalogue:
+        assert catalogue.kept_topics.all() == []
+    line.close()
+    broker.stop()
+    for folder in ("lagging", "copy"):
+        copy.promote(tmp_path / folder)
+        promoted = Broker(tmp_path / folder).start()
+        try:
+            assert folder == "copy" or take_back(promoted, topic)[0] == 200
+            assert left(promoted, topic, len(rest)) == rest
+        finally:
+            promoted.stop()
