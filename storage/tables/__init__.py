@@ -6,7 +6,7 @@
     values.py             payloads -> columns, by the versions of their schema; forms.py: together, or one by one
     protobuf_values.py    messages of Protobuf
     commits.py            a table in Parquet files: commits that have files and positions together
-    iceberg.py            a table of Iceberg, by its Java library
+    iceberg.py            a table of Iceberg, by its Java library; iceberg_types.py: its types, and ids of columns
     table_folders.py      folders of this host, and URLs of Hadoop's file systems
 
 Nothing here writes into a ledger, and the broker's processes import nothing from here.

@@ -191,6 +191,22 @@ class ParquetTable:
         """Say that files have to be rewritten: readers take a column's type from one of them."""
         return False
 
+    def prepare(self, types: pa.Schema) -> pa.Schema:
+        """Return the schema as files have it: readers find columns by their names."""
+        return types
+
+    def prepare_beside(self) -> pa.Schema:
+        """Return the columns of rejected messages."""
+        return columns.REJECTED
+
+    def marked(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema as files have it."""
+        return schema
+
+    def is_named_alike(self, file: pa.Schema) -> bool:
+        """Say that files have columns by their names."""
+        return True
+
     def recast(self, token: str, added: list[DataFile], removed: list[DataFile], known: pa.Schema) -> None:
         """Commit staged files with wider columns in place of others.  Raises CannotExport, OSError."""
         self.commit(token, {}, added, removed, known)

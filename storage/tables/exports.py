@@ -69,6 +69,23 @@ class Table(Protocol):
     def widens(self, types: pa.Schema) -> bool:
         """Whether columns become these types although files have them in others.  Raises CannotExport, OSError."""
 
+    def prepare(self, types: pa.Schema) -> pa.Schema:
+        """Get ready for files with columns of these types, and return the schema that they are to have.
+
+        Raises CannotExport, OSError.
+        """
+
+    def prepare_beside(self) -> pa.Schema:
+        """Return the schema that files of rejected messages are to have.  Raises CannotExport, OSError."""
+
+    def marked(self, schema: pa.Schema) -> pa.Schema:
+        """Return a schema of some of the table's columns as files are to have it.  Raises OSError."""
+
+    def is_named_alike(self, file: pa.Schema) -> bool:
+        """Whether the columns of a file are the table's of the same names: other programs may rename a column, and a
+        night adds another one of its former name.  Raises OSError.
+        """
+
     def recover(self) -> None:
         """Finish or undo what a killed run left.  For a run that is about to write.  Raises CannotExport, OSError."""
 
@@ -148,6 +165,7 @@ class Planned:
     table: Table | None = None
     values: Values = field(default_factory=Values)
     schema: pa.Schema | None = None  # of the table's next files
+    beside: pa.Schema | None = None  # of files of rejected messages
     partitions: list[_Partition] = field(default_factory=list)
     error: str = ""                  # why the table cannot be written
     rows: int = 0                    # of this night, as the fields below
@@ -310,23 +328,28 @@ def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) 
     assert table is not None
     try:
         wanted, (known, is_settled) = columns.schema_of(planned.values), table.schema()
-        planned.schema = columns.settled(wanted, known)
-        if known is None or (is_settled and all(
-                column.type == known.field(column.name).type for column in planned.schema
-                if column.name in known.names)):
-            return
-        types = columns.all_of([planned.schema, known])
-        if table.widens(types):
-            return
-        for group in _by_bytes(file for file in table.files() if not file.is_rejected):
-            if time.monotonic() >= ends:
-                raise OutOfTime
-            _recast(planned, table, group, types, known, scratch, engine, ends)
-        table.commit(secrets.token_hex(8), {}, [], [], types)
+        schema = columns.settled(wanted, known)
+        if known is not None and not (is_settled and all(
+                column.type == known.field(column.name).type for column in schema if column.name in known.names)):
+            _widen(planned, table, columns.all_of([schema, known]), known, scratch, engine, ends)
+        planned.schema, planned.beside = table.prepare(schema), table.prepare_beside()
     except OutOfTime:
         planned.is_late, planned.partitions = True, []
     except Exception as error:
         planned.error = f"its files cannot get the types of the topic's schema: {_text(error)}"
+
+
+def _widen(planned: Planned, table: Table, types: pa.Schema, known: pa.Schema, scratch: Path, engine: Engine,
+           ends: float) -> None:
+    """Rewrite those files of a table that have other types, unless readers widen them.  Raises OutOfTime and others."""
+    if table.widens(types):
+        return
+    types = table.prepare(types)
+    for group in _by_bytes(file for file in table.files() if not file.is_rejected):
+        if time.monotonic() >= ends:
+            raise OutOfTime
+        _recast(planned, table, group, types, known, scratch, engine, ends)
+    table.commit(secrets.token_hex(8), {}, [], [], types)
 
 
 def _by_bytes(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
@@ -346,6 +369,8 @@ def _recast(planned: Planned, table: Table, group: list[DataFile], types: pa.Sch
     """Replace those files of a group that have other types."""
     token = _begun(scratch)
     old = [(file, path) for file in group if _differs(path := table.local(file, scratch), types)]
+    if not all(table.is_named_alike(pq.read_schema(path)) for _, path in old):
+        raise CannotExport("another program has renamed or replaced columns: rewrite the table's data files")
     targets = [scratch / f"{token}-{number}{f'-p{file.partition_id}' * (file.partition_id > 0)}.parquet"
                for number, (file, _) in enumerate(old)]
     paths = [path for _, path in old]
@@ -457,8 +482,9 @@ def _source(data_dir: Path, planned: Planned, pieces: list[_Piece], scratch: Pat
         amended.read()               # the partition's owner reports damage of this file
         if entries := amended.cancelled():
             cancelled[partition_id] = entries
-    assert planned.schema is not None
-    return Source(data_dir, planned.wanted.content, planned.values, planned.schema, numbers, cancelled, scratch, token)
+    assert planned.schema is not None and planned.beside is not None
+    return Source(data_dir, planned.wanted.content, planned.values, planned.schema, planned.beside, numbers, cancelled,
+                  scratch, token)
 
 
 def _weights(pieces: list[_Piece]) -> dict[Stretch, int]:
@@ -552,9 +578,14 @@ def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
 def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine,
            ends: float) -> None:
     token = _begun(scratch)
-    paths = [table.local(file, scratch) for file in group]
-    target = scratch / f"{token}.parquet"
-    (rows,) = engine.each(lambda _: writing.merge(paths, target), 1, lambda *progress: None, EXPORTING, [0], ends)
+    schemas = {path: pq.read_schema(path) for path in (table.local(file, scratch) for file in group)}
+    group = [file for file, own in zip(group, schemas.values(), strict=True) if table.is_named_alike(own)]
+    paths = [path for path, own in schemas.items() if table.is_named_alike(own)]
+    if len(paths) < 2:
+        return
+    target, schema = scratch / f"{token}.parquet", table.marked(columns.all_of(schemas[path] for path in paths))
+    (rows,) = engine.each(lambda _: writing.merge(paths, target, schema), 1, lambda *progress: None, EXPORTING, [0],
+                          ends)
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
     if rows != sum(file.rows for file in group):
         raise CannotExport(f"{rows} rows were read of files that have {sum(file.rows for file in group)}")

@@ -14,14 +14,16 @@ table has the same token.  Files that were uploaded and never committed are left
 
 A column whose type Iceberg cannot widen, as from int to double, becomes another column of the same name and place.  All
 files with it are rewritten and uploaded before.  One transaction then replaces the column and the files, so readers see
-the old table or the new one.  They find columns by names, because Arrow's files have no ids of Iceberg's.
+the old table or the new one.
+
+Files have the ids of the table's columns, so a table gets its columns before its files are written.  Those of earlier
+versions have none: readers find their columns by names, which the property `schema.name-mapping.default` has.
 
 The catalog is that of spark.sql.catalog.geminga.* in Spark's settings, as Iceberg's documentation has them. Without
 these, it is a catalog of files (`hadoop`) whose warehouse is the tables' URL.
 """
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.ledgers.position import Position
 from geminga.storage.tables.columns import REJECTED
 from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile, Totals, folder_of
+from geminga.storage.tables.iceberg_types import arrow_of, is_named_alike, is_widened, struct_of, with_ids
 from geminga.storage.tables.table_folders import java_errors, reason_of
 
 _BROKER, _POSITIONS, _REJECTED, _TOKEN = (f"geminga.{name}" for name in ("broker", "positions", "rejected", "token"))
@@ -93,6 +96,8 @@ class IcebergTable:
         self._has_deleted_rows = False           # whether `files` left some out
         # Rewritten files that are uploaded, and those in whose place the next commit puts them.
         self._recast: tuple[list[DataFile], list[DataFile]] = [], []
+        self._replacing: Any = None              # the transaction that replaces columns, until it is committed
+        self._new_beside: Any = None             # the transaction that makes the second table, likewise
         with java_errors(str(self._name)):
             self._table = self._load(self._name)
             properties = self._properties(self._table)
@@ -130,9 +135,13 @@ class IcebergTable:
         if self._table is None:
             return None, True
         with java_errors(str(self._name)):
-            text = str(self._catalog.iceberg.SchemaParser.toJson(self._table.schema()))
-        return pa.schema([(part["name"], kind) for part in json.loads(text)["fields"]
-                          if (kind := _arrow(part["type"])) is not None]), True
+            parts = self._struct(self._table)["fields"]
+        return pa.schema([(part["name"], kind) for part in parts if (kind := arrow_of(part["type"])) is not None]), True
+
+    def _struct(self, table: Any) -> dict[str, Any]:
+        """Return a table's columns as a struct of Iceberg's JSON."""
+        struct: dict[str, Any] = json.loads(str(self._catalog.iceberg.SchemaParser.toJson(table.schema())))
+        return struct
 
     def widens(self, types: pa.Schema) -> bool:
         """Whether Iceberg's readers do it, for the types that its format lets become wider."""
@@ -143,12 +152,47 @@ class IcebergTable:
         known, _ = self.schema()
         return [] if known is None else [
             one.name for one in known
-            if one.name in types.names and not _is_widened(one.type, types.field(one.name).type)]
+            if one.name in types.names and not is_widened(one.type, types.field(one.name).type)]
 
     def recover(self) -> None:
         """Finish what a killed run has begun.  Raises CannotExport, OSError."""
         with java_errors(str(self._name)):
             self._commit_rejected(self._properties(self._table))
+
+    def prepare(self, types: pa.Schema) -> pa.Schema:
+        """Give the table the columns of a schema, and return the schema with their ids.  Raises CannotExport, OSError.
+
+        Columns that have to be replaced are so with the next commit.
+        """
+        replaced, self._replacing = self._replaced(types), None
+        with java_errors(str(self._name)):
+            self._table = table = self._at_schema(self._table, self._name, pa.schema(
+                [column for column in types if column.name not in replaced]))
+            if replaced:
+                self._replacing = self._table.newTransaction()
+                self._replace_columns(self._replacing, types, replaced)
+                table = self._replacing.table()
+            return with_ids(types, self._struct(table))
+
+    def prepare_beside(self) -> pa.Schema:
+        """Return the columns of rejected messages with their ids.  The second table is made with its first files."""
+        with java_errors(str(self._beside_name)):
+            if self._beside is not None:
+                self._beside = table = self._at_schema(self._beside, self._beside_name, REJECTED)
+            else:
+                self._new_beside = self._builder(self._beside_name, REJECTED).createTransaction()
+                table = self._new_beside.table()
+            return with_ids(REJECTED, self._struct(table))
+
+    def marked(self, schema: pa.Schema) -> pa.Schema:
+        """Return a schema with the ids of the table's columns."""
+        with java_errors(str(self._name)):
+            return with_ids(schema, self._struct(self._table))
+
+    def is_named_alike(self, file: pa.Schema) -> bool:
+        """Whether the columns of a file are those that the table has under their names."""
+        with java_errors(str(self._name)):
+            return is_named_alike(file, self._struct(self._table))
 
     # -- commits
 
@@ -172,21 +216,22 @@ class IcebergTable:
 
         positions: of the partitions that have come further.  removed: files that the added ones replace.
         """
-        is_merge, replaced, recast, self._recast = not positions, self._replaced(schema), self._recast, ([], [])
-        if replaced and not is_merge:
-            raise CannotExport(f"columns of {self._name} have got other types meanwhile: {', '.join(replaced)}")
+        is_merge, recast, self._recast = not positions, self._recast, ([], [])
+        transaction, self._replacing = self._replacing, None
         with java_errors(str(self._name)):
-            self._table = self._at_schema(self._table, self._name, pa.schema(
-                [column for column in schema if column.name not in replaced]))
+            if transaction is None:
+                self._table.refresh()
+                transaction = self._table.newTransaction()
+            table = transaction.table()
+            if not with_ids(schema, self._struct(table)).equals(schema, check_metadata=True):
+                raise CannotExport(f"columns of {self._name} were changed by another program meanwhile")
             rejected = [file for file in added if file.is_rejected]
-            if rejected:
-                self._beside = self._at_schema(self._beside, self._beside_name, REJECTED)
+            if rejected and self._beside is None:
+                self._new_beside.commitTransaction()
+                self._beside = self._load(self._beside_name)
             for file in added:
                 self._upload(file, self._beside if file.is_rejected else self._table)
             stored = {str(one): f"{at[0]}:{at[1]}" for one, at in {**self.positions, **positions}.items()}
-            transaction = self._table.newTransaction()
-            self._replace_columns(transaction, schema, replaced)
-            table = transaction.table()
             fresh = [self._java_file(table, self._uploaded[file.path], file.day)
                      for file in (*added, *recast[0]) if not file.is_rejected]
             gone = [self._known[file.path] for file in (*removed, *recast[1]) if file.path in self._known]
@@ -206,8 +251,6 @@ class IcebergTable:
 
     def _replace_columns(self, transaction: Any, schema: pa.Schema, names: list[str]) -> None:
         """Replace columns by others of the same name, at the same place and with the schema's types."""
-        if not names:
-            return
         update, types, before = transaction.updateSchema(), self._java_schema(schema), None
         for column in [str(field.name()) for field in self._table.schema().columns()]:
             if column in names:
@@ -220,7 +263,7 @@ class IcebergTable:
 
     def _java_schema(self, schema: pa.Schema) -> Any:
         """Return a schema as Iceberg has it."""
-        fields = _struct(((column.name, column.type) for column in schema), count(1).__next__)
+        fields = struct_of(((column.name, column.type) for column in schema), count(1).__next__)
         return self._catalog.iceberg.SchemaParser.fromJson(json.dumps(fields | {"schema-id": 0}))
 
     def _change(self, transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
@@ -276,7 +319,7 @@ class IcebergTable:
         return builder.build()
 
     def _mapping(self, table: Any, *, as_text: bool = False) -> Any:
-        """Return the mapping from names of columns to Iceberg's ids, which Arrow's files do not have."""
+        """Return the mapping from names of columns to Iceberg's ids, which files of earlier versions do not have."""
         mapping = self._catalog.iceberg.mapping
         made = mapping.MappingUtil.create(table.schema())
         return mapping.NameMappingParser.toJson(made) if as_text else made
@@ -286,23 +329,26 @@ class IcebergTable:
 
         Raises CannotExport if a column would have to become another type.
         """
-        iceberg, wanted = self._catalog.iceberg, self._java_schema(schema)
         if table is None:
             self._make_namespace(name.namespace())
-            spec = iceberg.PartitionSpec.builderFor(wanted)
-            properties = self._catalog.jvm.java.util.HashMap()
-            properties.put("format-version", "2")
-            properties.put(_BROKER, self._broker)
-            return self._catalog.java.createTable(
-                name, wanted, (spec if schema is REJECTED else spec.day("_publish_time")).build(), properties)
+            return self._builder(name, schema).create()
         from py4j.protocol import Py4JJavaError
         try:
-            table.updateSchema().unionByNameWith(wanted).commit()
+            table.updateSchema().unionByNameWith(self._java_schema(schema)).commit()
         except Py4JJavaError as error:
             raise CannotExport(f"{name} cannot take over the topic's schema: {reason_of(error)}.  Rename the column, "
                                "and the next night adds the new one") from None
         table.refresh()
         return table
+
+    def _builder(self, name: Any, schema: pa.Schema) -> Any:
+        """Return Iceberg's builder of a new table."""
+        wanted, properties = self._java_schema(schema), self._catalog.jvm.java.util.HashMap()
+        properties.put("format-version", "2")
+        properties.put(_BROKER, self._broker)
+        spec = self._catalog.iceberg.PartitionSpec.builderFor(wanted)
+        spec = spec if schema is REJECTED else spec.day("_publish_time")
+        return self._catalog.java.buildTable(name, wanted).withPartitionSpec(spec.build()).withProperties(properties)
 
     def _make_namespace(self, namespace: Any) -> None:
         """Make a namespace, and those above it."""
@@ -369,69 +415,3 @@ def _each(iterable: Any) -> Iterator[Any]:
             yield items.next()
     finally:
         iterable.close()
-
-
-# -- types
-
-_TYPES = {pa.bool_(): "boolean", pa.int32(): "int", pa.int64(): "long", pa.float32(): "float", pa.float64(): "double",
-          pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", pa.time64("us"): "time",
-          pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}
-
-
-def _struct(fields: Iterable[tuple[str, pa.DataType]], new_id: Callable[[], int]) -> dict[str, Any]:
-    """Return fields as a struct of Iceberg's JSON."""
-    return {"type": "struct", "fields": [
-        {"id": new_id(), "name": name, "required": False, "type": _type(kind, new_id)} for name, kind in fields]}
-
-
-def _type(kind: pa.DataType, new_id: Callable[[], int]) -> Any:
-    """Return a type of Arrow as Iceberg's JSON has it.  Raises KeyError for one that no column has."""
-    if pa.types.is_struct(kind):
-        return _struct(((part.name, part.type) for part in kind), new_id)
-    if pa.types.is_list(kind):
-        return {"type": "list", "element-id": new_id(), "element": _type(kind.value_type, new_id),
-                "element-required": False}
-    if pa.types.is_map(kind):
-        return {"type": "map", "key-id": new_id(), "key": _type(kind.key_type, new_id), "value-id": new_id(),
-                "value": _type(kind.item_type, new_id), "value-required": False}
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision}, {kind.scale})"
-    return _TYPES[kind]
-
-
-_DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
-_ARROW = {name: kind for kind, name in _TYPES.items()}
-
-
-def _arrow(kind: Any) -> pa.DataType | None:
-    """Return a type of Iceberg's JSON as `_type` has made it, None for one that it does not make."""
-    if isinstance(kind, str):
-        if decimal := _DECIMAL.fullmatch(kind):
-            return pa.decimal128(*map(int, decimal.groups()))
-        return _ARROW.get(kind)
-    match kind["type"]:
-        case "struct":
-            parts = {part["name"]: _arrow(part["type"]) for part in kind["fields"]}
-            return None if None in parts.values() else pa.struct(list(parts.items()))
-        case "list":
-            item = _arrow(kind["element"])
-            return None if item is None else pa.list_(item)
-        case "map":
-            key, item = _arrow(kind["key"]), _arrow(kind["value"])
-            return None if key is None or item is None else pa.map_(key, item)
-    return None
-
-
-def _is_widened(kind: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether Iceberg lets a column of one type become another one, or whether both are the same."""
-    if kind == wide or (kind, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64())):
-        return True
-    if pa.types.is_decimal(kind) and pa.types.is_decimal(wide):
-        return bool(kind.scale == wide.scale and kind.precision <= wide.precision)
-    if pa.types.is_struct(kind) and pa.types.is_struct(wide):
-        return all(_is_widened(part.type, wide.field(part.name).type) for part in kind)
-    if pa.types.is_list(kind) and pa.types.is_list(wide):
-        return _is_widened(kind.value_type, wide.value_type)
-    if pa.types.is_map(kind) and pa.types.is_map(wide):
-        return bool(kind.key_type == wide.key_type) and _is_widened(kind.item_type, wide.item_type)
-    return False

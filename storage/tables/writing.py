@@ -48,6 +48,7 @@ class Source:
     content: str                                # of the table: its folder
     values: Values
     schema: pa.Schema                           # of the files
+    beside: pa.Schema                           # of the files of rejected messages
     numbers: dict[int, int | None]              # partition id -> number of the partition, if the topic has some
     cancelled: dict[int, dict[int, list[int]]]  # partition id -> ledger id -> entries that no consumer gets
     folder: Path                                # for the files
@@ -138,7 +139,7 @@ def write(source: Source, task: int, stretches: Iterable[Stretch], care: Care) -
 
     files: _Files | None = None
     try:
-        files = _Files(source.folder, f"{source.token}-{task}", source.content, source.schema)
+        files = _Files(source.folder, f"{source.token}-{task}", source.content, source.schema, source.beside)
         for stretch in stretches:
             cancelled = source.cancelled.get(stretch.partition_id, {}).get(stretch.ledger_id)
             number = source.numbers[stretch.partition_id]
@@ -177,8 +178,8 @@ def _line(number: int | None, rejected: columns.Rejected) -> str:
 class _Files:
     """The Parquet files that one task writes: for each day one, and one of rejected messages."""
 
-    def __init__(self, folder: Path, name: str, content: str, schema: pa.Schema):
-        self.schema = schema
+    def __init__(self, folder: Path, name: str, content: str, schema: pa.Schema, beside: pa.Schema):
+        self.schema, self._beside = schema, beside
         self._folder, self._name, self._content, self._counter = folder, name, content, itertools.count()
         self._open: dict[tuple[str, int], _File] = {}      # by day and `partition_id`
         self._done: list[tuple[Path, DataFile]] = []
@@ -214,7 +215,7 @@ class _Files:
                 self._end(next(iter(self._open)))
             alone = f"-p{partition_id}" if partition_id else ""
             self._open[key] = _File(self._folder / f"{self._name}-{next(self._counter)}{alone}.parquet",
-                                    self.schema if day else REJECTED)
+                                    self.schema if day else self._beside)
         file = self._open.pop(key)
         self._open[key] = file                # the one that was used last is the last
         file.add(rows)
@@ -317,23 +318,21 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 # -- rewriting
 
-def merge(paths: list[Path], target: Path) -> int:
+def merge(paths: list[Path], target: Path, schema: pa.Schema) -> int:
     """Write the rows of Parquet files into one file, synced; return how many.  Raises OSError, pa.ArrowException.
 
-    Columns that only some of the files have are null in the rows of the others.
+    schema: all columns of all files.  Those that only some have are null in the rows of the others.
     """
-    return _write_all(paths, target, columns.all_of(pq.read_schema(path) for path in paths))
+    return _write_all(paths, target, schema)
 
 
 def recast(path: Path, target: Path, schema: pa.Schema) -> int:
     """Write the rows of a Parquet file into another one, synced; return how many.  Raises OSError, pa.ArrowException.
 
-    The columns that the schema has too get its types.
+    The columns that the schema has too are as there.
     """
-    own = pq.read_schema(path)
     return _write_all([path], target, pa.schema(
-        [column.with_type(schema.field(column.name).type) if column.name in schema.names else column
-         for column in own]))
+        [schema.field(column.name) if column.name in schema.names else column for column in pq.read_schema(path)]))
 
 
 def _write_all(paths: list[Path], target: Path, schema: pa.Schema) -> int:

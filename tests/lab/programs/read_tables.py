@@ -54,13 +54,34 @@ class Sql:
 
 
 class DuckDB(Sql):
-    def query(self, folder, columns, where):
+    place = "read_parquet('{}/day=*/*.parquet', union_by_name = true)"
+
+    def connection(self):
         import duckdb
-        connection = duckdb.connect()
+        return duckdb.connect()
+
+    def query(self, folder, columns, where):
+        connection = self.connection()
         connection.sql("SET TimeZone = 'UTC'")
-        rows = connection.sql(
-            f"SELECT {columns} FROM read_parquet('{folder}/day=*/*.parquet', union_by_name = true){where}")
+        rows = connection.sql(f"SELECT {columns} FROM {self.place.format(folder)}{where}")
         return [tuple(row.values()) for row in rows.to_arrow_table().to_pylist()]
+
+
+class DuckDBOfIceberg(DuckDB):
+    """DuckDB with its extensions, which packages beside it have."""
+
+    place = "iceberg_scan('{}')"
+
+    def connection(self):
+        import importlib.util
+        import pathlib
+        connection = super().connection()
+        for name in ("avro", "iceberg"):
+            package = pathlib.Path(importlib.util.find_spec(f"duckdb_extension_{name}").origin).parent
+            [extension] = package.rglob(f"{name}.duckdb_extension")
+            connection.sql(f"LOAD '{extension}'")
+        connection.sql("SET unsafe_enable_version_guessing = true")
+        return connection
 
 
 class DataFusion(Sql):
@@ -103,12 +124,16 @@ class ClickHouseOfIceberg(ClickHouse):
 
 class Spark(Sql):
     name = "`{}`".format
+    settings: typing.ClassVar = {}
 
     def __init__(self):
         from pyspark.sql import SparkSession
-        self.session = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-                        .config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "700m")
-                        .config("spark.ui.showConsoleProgress", "false").getOrCreate())
+        builder = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+                   .config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "700m")
+                   .config("spark.ui.showConsoleProgress", "false"))
+        for name, value in self.settings.items():
+            builder = builder.config(name, value.format(**TOLD))
+        self.session = builder.getOrCreate()
         self.session.sparkContext.setLogLevel("OFF")
 
     @staticmethod
@@ -117,8 +142,11 @@ class Spark(Sql):
             return f"TIMESTAMP_NTZ '{value.isoformat(' ')}'"
         return literal(value, lambda text, kind: f"{kind.removesuffix('TZ')} '{text}'")
 
+    def table(self, folder):
+        return self.session.read.option("mergeSchema", "true").parquet(folder)
+
     def query(self, folder, columns, where):
-        self.session.read.option("mergeSchema", "true").parquet(folder).createOrReplaceTempView("t")
+        self.table(folder).createOrReplaceTempView("t")
         frame = self.session.sql(f"SELECT {columns} FROM t{where}")
         zoned = {field.name for field in frame.schema if field.dataType.typeName() == "timestamp"}
         rows = []
@@ -130,6 +158,13 @@ class Spark(Sql):
                 made.append(value)
             rows.append(tuple(made))
         return rows
+
+
+class SparkOfIceberg(Spark):
+    settings: typing.ClassVar = {"spark.jars.packages": "{iceberg}", "spark.jars.ivy": "{ivy}"}
+
+    def table(self, folder):
+        return self.session.read.format("iceberg").load(folder)
 
 
 class Arrow:
@@ -280,6 +315,15 @@ class PyIcebergOfIceberg(PyIceberg):
         self.table = newest_of
 
 
+class DataFusionOfIceberg(DataFusion):
+    def query(self, folder, columns, where):
+        import datafusion
+        context = datafusion.SessionContext()
+        context.register_table("t", newest_of(folder))
+        return [tuple(row.values()) for batch in context.sql(f"SELECT {columns} FROM t{where}").collect()
+                for row in batch.to_pylist()]
+
+
 class PolarsOfIceberg(Polars):
     def frame(self, folder):
         import polars
@@ -314,7 +358,8 @@ class DaftOfIceberg(Daft):
 LIBRARIES = {"duckdb": DuckDB, "datafusion": DataFusion, "chdb": ClickHouse, "pyspark": Spark, "pyarrow": Arrow,
              "pandas": Pandas, "numpy": PandasOfNumpy, "fastparquet": FastParquet, "polars": Polars, "daft": Daft,
              "pyiceberg": PyIceberg, "pyiceberg iceberg": PyIcebergOfIceberg, "polars iceberg": PolarsOfIceberg,
-             "daft iceberg": DaftOfIceberg, "chdb iceberg": ClickHouseOfIceberg}
+             "daft iceberg": DaftOfIceberg, "chdb iceberg": ClickHouseOfIceberg, "duckdb iceberg": DuckDBOfIceberg,
+             "pyspark iceberg": SparkOfIceberg, "datafusion iceberg": DataFusionOfIceberg}
 
 
 def text_of(value):

@@ -9,10 +9,13 @@ import json
 import math
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
@@ -29,7 +32,8 @@ PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 WIDER = ORDER | {"fields": [*ORDER["fields"], {"name": "tags", "type": {"type": "array", "items": "string"},
                                                "default": []}, {"name": "note", "type": "int", "default": 0}]}
 WIDEST = WIDER | {"fields": [*WIDER["fields"][:-1], {"name": "note", "type": "string", "default": ""}]}
-_STEPS = "_at_schema", "_upload", "_java_file", "_change", "_commit_rejected", "recast", "_replace_columns"
+_STEPS = "_at_schema", "_upload", "_java_file", "_change", "_commit_rejected", "recast", "_replace_columns", \
+    "prepare", "prepare_beside"
 
 
 class Killed(BaseException):
@@ -73,6 +77,19 @@ def rows_by_spark(session, place: Path) -> list[dict] | None:
     return [row.asDict(recursive=True) for row in rows.collect()]
 
 
+def without_its_ids(place: Path) -> list[str]:
+    """Return those data files of the table in a folder of which a column has not the table's id, at any depth."""
+    table, bad = newest_of(place), []
+    for task in table.scan().plan_files():
+        path = task.file.file_path.removeprefix("file:")
+        own = pyarrow_to_schema(pq.read_schema(path))      # raises if a column has no id
+        known = {own.find_column_name(number) for number in own.field_ids}
+        if {table.schema().find_column_name(number) for number in own.field_ids} - {None} != {
+                name for name in known if name in table.schema().column_names}:
+            bad.append(path)
+    return bad
+
+
 class Mortal(iceberg.IcebergTable):
     """A table whose process is killed at the n-th of its steps, before it or behind it."""
 
@@ -96,6 +113,50 @@ def _mortal(name):
 
 for _name in _STEPS:
     setattr(Mortal, _name, _mortal(_name))
+
+
+# Versions of a topic's schema: a column gets wider, one is dropped and one added, which is replaced then, twice.
+MORE = {"type": "array", "items": "string"}
+AGES = [{"x": "int", "gone": "string", "more": MORE}, {"x": "long", "more": MORE, "new": ["null", "int"]},
+        {"x": "long", "more": MORE, "new": ["null", "double"]}, {"x": "long", "more": MORE, "new": ["null", "string"]}]
+
+
+def changed_by_others(folder: Path, catalog, check) -> None:
+    """Publish as the schema changes.  The first file is one of an earlier version, which has no ids."""
+    lake, marked = Lake(folder), iceberg.with_ids
+    lake.open_table = partial(iceberg.IcebergTable, catalog, broker="us")
+    [topic], values = lake.topic("aged"), {"gone": "a", "more": ["b"], "new": 7}
+    place, published = Path(catalog.url.removeprefix("file:")) / "public/default/aged", count()
+
+    def publish(age, expected, error=""):
+        definition = {"type": "record", "name": "R", "fields": [
+            {"name": name, "type": kind} for name, kind in AGES[age].items()]}
+        row = values | {"x": next(published), "new": "7" if age == 3 else 7}
+        topic.publish(Message("k", avro(definition, {name: row[name] for name in AGES[age]})),
+                      schema_version=lake.schema(definition, S.Avro, "aged"))
+        [report] = lake.export()
+        check("outcome", error in report["error"] and bool(error) == bool(report["error"]), True)
+        rows = sorted(rows_of(place), key=lambda one: one["_entry_id"])
+        for column, in_rows in (expected | {"more": [["b"]] * len(rows)}).items():
+            check(f"{column} of {len(rows)} rows", [one[column] for one in rows], in_rows)
+
+    iceberg.with_ids = lambda schema, struct: schema
+    publish(0, {"x": [0]})
+    iceberg.with_ids = marked
+    publish(1, {"x": [0, 1], "gone": ["a", None], "new": [None, 7]})
+    check("files of the earlier version", sum(
+        not pq.read_schema(file).field("x").metadata for file in place.glob("data/**/*.parquet")), 1)
+    publish(2, {"x": [0, 1, 2], "gone": ["a", None, None], "new": [None, 7.0, 7.0]})
+    check("files without its ids", without_its_ids(place), [])
+
+    # Another program renames a column, and the night adds another one of its name.  Files are no longer merged by names
+    # where these mean other columns, nor rewritten.
+    lake.plan()[0].table._table.updateSchema().renameColumn("x", "y").commit()
+    exports._MERGE_MIN = 2
+    for night in range(3):
+        publish(2, {"y": [0, 1, 2, *[None] * (night + 1)], "x": [None, None, None, *range(3, night + 4)]})
+    check("merged", len(lake.plan()[0].table.files()) < 6, True)
+    publish(3, {"y": [0, 1, 2, None, None, None], "x": [None, None, None, 3, 4, 5]}, "renamed")
 
 
 def main(folder: Path) -> None:
@@ -143,6 +204,8 @@ def main(folder: Path) -> None:
     check("notes", [row["note"] for row in sorted(rows_of(place), key=lambda row: row["id"])], notes)
     check("rejected", sorted(row["_payload"] for row in rows_of(place.with_name("orders_rejected"))), sorted(bad))
     check("kills", kills > 12, True)
+    for name in ("orders", "orders_rejected"):
+        check(f"files of {name} without its ids", without_its_ids(place.with_name(name)), [])
     [planned] = lake.plan()
     check("files", len(planned.table.files()) < 20, True)
 
@@ -193,6 +256,10 @@ def main(folder: Path) -> None:
             else:
                 check(f"{name} by {reader}", column_of(rows), expected)
         check(f"{name}, columns", [one.name for one in newest_of(place).schema().columns][-1], "x")
+        check(f"{name}, files without its ids", without_its_ids(place), [])
+        first = newest_of(place).scan(snapshot_id=newest_of(place).history()[0].snapshot_id)
+        check(f"{name}, the first snapshot has its value", first.to_arrow()["x"].null_count, 0)
+    changed_by_others(folder / "5", catalog, check)
 
     for one in sorted(missing):
         print(f"not asked: {one}")
@@ -205,6 +272,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for number in ("2", "3", "4"):
+    for number in ("2", "3", "4", "5"):
         (Path(sys.argv[1]) / number).mkdir(parents=True)
     main(Path(sys.argv[1]))

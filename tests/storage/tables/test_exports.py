@@ -467,7 +467,7 @@ def test_a_topic_of_very_many_days_is_exported(lake, here, monkeypatch):
 def test_a_merge_that_would_lose_rows_is_given_up(lake, monkeypatch):
     monkeypatch.setattr(exports, "_MERGE_MIN", 2)
     merge = writing.merge
-    monkeypatch.setattr(writing, "merge", lambda paths, target: merge(paths[1:], target))
+    monkeypatch.setattr(writing, "merge", lambda paths, *others: merge(paths[1:], *others))
     [topic] = lake.topic()
     for number in range(2):
         topic.publish(Message("k", b"%d" % number))

@@ -1,5 +1,7 @@
 """Tables of Apache Iceberg have each message once, whatever is killed when, and follow the schema."""
+import copy
 import datetime
+import re
 import subprocess
 import sys
 from itertools import count
@@ -10,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from geminga.storage.jobs.shapes import DURATION
-from geminga.storage.tables import columns, iceberg, writing
+from geminga.storage.tables import columns, iceberg_types, writing
 
 LISTED = pa.list_(pa.struct([("a", pa.map_(pa.string(), pa.decimal128(12, 3)))]))
 
@@ -42,9 +44,9 @@ def test_each_reader_was_asked_for_each_step_of_a_schema(said, reader, why):
         pytest.skip(why)
 
 
-@pytest.mark.parametrize("kind", [*iceberg._TYPES, pa.decimal128(38, 0), DURATION, LISTED], ids=str)
+@pytest.mark.parametrize("kind", [*iceberg_types.TYPES, pa.decimal128(38, 0), DURATION, LISTED], ids=str)
 def test_a_type_of_iceberg_is_that_of_the_column_it_was_made_for(kind):
-    assert iceberg._arrow(iceberg._type(kind, count(1).__next__)) == kind
+    assert iceberg_types.arrow_of(iceberg_types.type_of(kind, count(1).__next__)) == kind
 
 
 def test_columns_of_other_programs_are_left_alone():
@@ -52,7 +54,7 @@ def test_columns_of_other_programs_are_left_alone():
     struct = {"type": "struct", "fields": [{"name": "a", "type": "uuid"}]}
     for kind in ("uuid", "fixed[16]", struct, {"type": "list", "element": struct},
                  {"type": "map", "key": "string", "value": "uuid"}):
-        assert iceberg._arrow(kind) is None
+        assert iceberg_types.arrow_of(kind) is None
 
 
 @pytest.mark.parametrize(("kind", "wide", "is_widened"), [
@@ -66,7 +68,48 @@ def test_columns_of_other_programs_are_left_alone():
     (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), True),
     (pa.map_(pa.string(), pa.int32()), pa.map_(pa.binary(), pa.int32()), False)], ids=str)
 def test_only_what_iceberg_cannot_widen_is_replaced(kind, wide, is_widened):
-    assert iceberg._is_widened(kind, wide) == is_widened
+    assert iceberg_types.is_widened(kind, wide) == is_widened
+
+
+NESTED = pa.schema([("a", pa.int32()), ("b", LISTED)])
+STRUCT = iceberg_types.struct_of(zip(NESTED.names, NESTED.types, strict=True), count(1).__next__)
+
+
+def test_a_file_has_the_ids_of_iceberg_at_any_depth(tmp_path):
+    marked = iceberg_types.with_ids(NESTED, STRUCT)
+    assert marked == NESTED
+    assert dict(iceberg_types._ids(marked)) == {
+        ("a",): 1, ("b",): 2, ("b", "element"): 3, ("b", "element", "a"): 4, ("b", "element", "a", "key"): 5,
+        ("b", "element", "a", "value"): 6}
+    pq.write_table(marked.empty_table(), tmp_path / "a.parquet")
+    assert re.findall(r"field_id=(\d+) (\w+)", str(pq.ParquetFile(tmp_path / "a.parquet").schema)) == [
+        ("1", "a"), ("2", "b"), ("3", "element"), ("4", "a"), ("5", "key"), ("6", "value")]
+
+
+def test_no_id_of_another_file_is_left_in_a_schema():
+    """A file with some ids would be read by these alone: types of columns keep those of the file that they come from.
+    """
+    marked = columns.all_of([iceberg_types.with_ids(NESTED, STRUCT), NESTED])
+    assert any(dict(iceberg_types._ids(marked)).values())
+    other = {"type": "struct", "fields": [{"id": 9, "name": "a", "type": "int"}]}
+    assert {path: number for path, number in iceberg_types._ids(iceberg_types.with_ids(marked, other)) if number} == {
+        ("a",): 9}
+
+
+@pytest.mark.parametrize(("change", "is_alike"), [
+    ({}, True), ({"name": "c"}, False), ({"id": 9}, False), (None, True)],
+    ids=["the same", "renamed", "replaced", "dropped"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_columns_that_other_programs_have_renamed_are_not_taken_by_name(change, is_alike, depth):
+    file = iceberg_types.with_ids(NESTED, STRUCT)
+    changed = copy.deepcopy(STRUCT)
+    part = changed if depth == 0 else changed["fields"][1]["type"]["element"]
+    if change is None:
+        part["fields"].pop(0)
+    else:
+        part["fields"][0] |= change
+    assert iceberg_types.is_named_alike(file, changed) == is_alike
+    assert iceberg_types.is_named_alike(NESTED, changed)      # a file without ids
 
 
 def test_an_existing_column_of_times_of_day_becomes_one_of_text(tmp_path):
