@@ -120,7 +120,8 @@ def is_spent(decisions: Decisions, topics: TopicTable, question: questions.IsSpe
     """Whether all subscriptions have acknowledged everything, readers have read it, and no policy keeps it.
 
     Messages that no durable subscription has ever been there for are kept: as of a dead letter topic, whose consumer
-    often comes much later.  So are cleared backlogs that can be taken back.
+    often comes much later.  So are cleared backlogs that can be taken back, messages of its compacted view, and those
+    that the next compaction is to read.
     """
     partition = topics.find(question.topic)
     if partition is None:      # never used
@@ -133,6 +134,10 @@ def is_spent(decisions: Decisions, topics: TopicTable, question: questions.IsSpe
     last = partition.last_stored
     is_read = all(subscription.cursor.mark_delete >= last for subscription in partition.subscriptions.values())
     kept = partition.ledgers[retention.disposable(partition, decisions.now_ms):]
+    if partition.view_number and (partition.view is None or partition.view.manifest.messages):
+        return False
+    if partition.compacts and has_messages and partition.horizon < last:
+        return False
     return (partition.is_terminated and is_read and partition.first_unexported() is None
             and not any(ledger.entries for ledger in kept))
 

@@ -11,6 +11,7 @@ from geminga.storage.admin.layout_change_steps import steps_of
 from geminga.storage.admin.questions import answer_type
 from geminga.storage.admin.segment_questions import IsSpent, Seal, TakeSequences
 from geminga.storage.cursors.producer_sequences import identity
+from geminga.storage.jobs.compacting import nightly
 from geminga.storage.scalable.auto_scaling import owner_fillers
 from geminga.storage.scalable.drained import drained
 from geminga.supervisor.admin.resources.retries import Retries
@@ -368,6 +369,46 @@ def test_a_segment_is_not_spent_while_a_reader_has_not_read_it_or_retention_keep
     assert spent(rig) == [0]
     section, _ = rig.subscribe(first, "made")
     assert T.REACHED_END_OF_TOPIC in [command.type for command in rig.run(section).commands()]
+
+
+def test_a_segment_is_not_spent_while_its_compacted_view_has_a_message(rig):
+    """Its keys would be lost: compacted readers get what no subscription needs any more."""
+    producer = rig.producer(segments(rig)[0])
+    rig.run(rig.sends((producer, b"a", {"partition_key": "k"})))
+    rig.owner.catalogue.policies.set("public/default", "compactionThreshold", 1)
+    rig.owner.catalogue.commit()
+    rig.run(rig.tell("policies", scope="public/default"))
+    begin(rig, "rebucket")
+    assert carry_out(rig)
+    first, child = segments(rig)[0], segments(rig)[2]
+    for subscription in ("gone", "made", "of the first"):
+        rig.asked("clear", first, subscription=subscription)
+    assert spent(rig) == []
+
+    def compact(*names_of):
+        taken = nightly.Taken()
+        for name in names_of:
+            later = (rig.partition(child).partition_id,) if name == first else ()
+            report = nightly.compact(rig.data_dir, nightly.Target(
+                rig.partition(name).partition_id, name, later=later), lambda _, topic, number: rig.run(
+                    rig.question("adopt-view", topic, view=number)).answered[0].get("text"), taken=taken)
+            assert report.outcome == nightly.COMPACTED
+
+    compact(first)
+    assert spent(rig) == []
+    rig.run(rig.sends((rig.producer(child), b"b", {"partition_key": "k"})))
+    compact(first, child)
+    assert spent(rig) == [0]
+
+
+def test_a_segment_without_messages_is_spent_although_its_topic_is_compacted(rigs):
+    rig = rigs()
+    rig.owner.catalogue.scalable_topics.create(TOPIC, 2)
+    rig.owner.catalogue.policies.set("public/default", "compactionThreshold", 1)
+    rig.owner.catalogue.commit()
+    rig.producer(segments(rig)[0])
+    begin(rig, "rebucket")
+    assert carry_out(rig) and 0 in spent(rig)
 
 
 def test_an_owner_tells_what_segments_carry_and_the_busiest_other_topic(rig):
