@@ -79,7 +79,8 @@ def _is_compacted(policies: Policies) -> bool:
 
 def _target(config: Config, catalogue: Catalogue, policies: Policies, partition_id: int, name: TopicName) -> Target:
     return Target(partition_id, str(name), config.nightly.retain_keyless,
-                  by_event_time=policies.compaction_order == BY_EVENT_TIME, later=_later(catalogue, name))
+                  by_event_time=policies.compaction_order == BY_EVENT_TIME, later=_later(catalogue, name),
+                  earlier=tuple(partition_id for partition_id, _ in _earlier(catalogue, name)))
 
 
 def _later(catalogue: Catalogue, name: TopicName) -> tuple[int, ...]:
@@ -88,6 +89,19 @@ def _later(catalogue: Catalogue, name: TopicName) -> tuple[int, ...]:
     behind = layout.behind(name.segment_number) if layout is not None else []
     stored = [catalogue.partitions.find(names.parse(segment.topic)) for segment in behind]
     return tuple(sorted(found[0] for found in stored if found is not None))
+
+
+def _earlier(catalogue: Catalogue, name: TopicName) -> list[tuple[int, TopicName]]:
+    """Return the partitions (id, name) of all segments before one; [] for any other topic."""
+    layout, stored = _layout_with(catalogue, name), []
+    if layout is None:
+        return []
+    for segment in layout.segments:
+        if any(other.number == name.segment_number for other in layout.behind(segment.number)):
+            topic = names.parse(segment.topic)
+            if (partition := catalogue.partitions.find(topic)) is not None:
+                stored.append((partition[0], topic))
+    return stored
 
 
 def _layout_with(catalogue: Catalogue, name: TopicName) -> Layout | None:
@@ -100,13 +114,8 @@ def _layout_with(catalogue: Catalogue, name: TopicName) -> Layout | None:
 def _with_parents(catalogue: Catalogue, wanted: Iterable[tuple[int, TopicName]]) -> list[tuple[int, TopicName]]:
     """Return partitions (id, name), parents of segments before these, with all segments that are before others."""
     topics = dict(wanted)
-    for partition_id, name in list(topics.items()):
-        layout = _layout_with(catalogue, name)
-        for segment in layout.segments if layout is not None else ():
-            parent = names.parse(segment.topic)
-            stored = catalogue.partitions.find(parent)
-            if stored is not None and partition_id in _later(catalogue, parent):
-                topics[stored[0]] = parent
+    for name in list(topics.values()):
+        topics.update(_earlier(catalogue, name))
     return sorted(topics.items())
 
 

@@ -45,6 +45,47 @@ def fill(broker, name, text):
 
 # -- compaction
 
+def publish_keys(broker, name, values, **fields):
+    """Publish values of keys, each to the active segment that has the key."""
+    with Peer(broker.service_url) as peer:
+        layout = layout_of(peer, name).dag
+        active = [(one, segment) for segment, one in zip(segments_of(name, layout), layout.segments, strict=True)
+                  if one.state == api.ACTIVE]
+        for number, (key, value) in enumerate(values.items()):
+            hash_of = {"low": 0, "high": 0xffff}[key.partition("-")[0]]
+            [segment] = [segment for one, segment in active if one.hash_start <= hash_of <= one.hash_end]
+            peer.open_producer(segment, number)
+            peer.say(send(entry_of(message_metadata(partition_key=key, **fields), value), producer_id=number))
+            assert peer.hear().type == T.SEND_RECEIPT
+
+
+def compacted_of(broker, name, capsys):
+    assert main(["consume", name, "--compacted", "--url", broker.service_url, "-o", "jsonl"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return sorted((one["key"], one["payload"]) for one in found)
+
+
+def compact_at_night(broker, capsys):
+    assert main(["nightly", "--json", "--data-dir", str(broker.data_dir)]) == 0, capsys.readouterr()
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_by_event_time_a_message_before_a_split_outdates_a_late_one_behind_it(fresh_broker, monkeypatch, capsys):
+    monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
+    name, policies = "topic://public/default/timed", f"{fresh_broker.http_url}/admin/v2/namespaces/public/default"
+    create(fresh_broker, name, 1)
+    assert request("PUT", f"{policies}/compactionThreshold", b"1000000")[0] == 204
+    assert request("POST", f"{policies}/compactionOrder", b'"event_time"')[0] == 204
+    publish_keys(fresh_broker, name, {"low-a": b"1", "low-b": b"1", "high-a": b"1"}, event_time=5)
+    publish_keys(fresh_broker, name, {"low-b": b""}, event_time=6)
+    assert request("POST", f"{url_of(fresh_broker, name)}/split/0")[0] == 204
+    publish_keys(fresh_broker, name, {"low-a": b"late", "low-b": b"late", "high-b": b"2"}, event_time=4)
+    publish_keys(fresh_broker, name, {"high-a": b"2"}, event_time=5)
+    compact_at_night(fresh_broker, capsys)
+    assert compacted_of(fresh_broker, name, capsys) == [("high-a", "2"), ("high-b", "2"), ("low-a", "1")]
+
+
 @pytest.mark.slow
 def test_a_compacted_topic_has_each_key_once_after_a_split_and_a_kill(fresh_broker, monkeypatch, capsys):
     """By nights and on demand, whichever segment the newest message of a key is in; deleted keys do not come back."""
@@ -54,44 +95,22 @@ def test_a_compacted_topic_has_each_key_once_after_a_split_and_a_kill(fresh_brok
     assert request("PUT", f"{fresh_broker.http_url}/admin/v2/namespaces/public/default/compactionThreshold",
                    b"1000000")[0] == 204
 
-    def publish_keys(values):
-        """Publish values of keys, each to the active segment that has the key."""
-        with Peer(fresh_broker.service_url) as peer:
-            layout = layout_of(peer, name).dag
-            active = [(one, segment) for segment, one in zip(segments_of(name, layout), layout.segments, strict=True)
-                      if one.state == api.ACTIVE]
-            for number, (key, value) in enumerate(values.items()):
-                hash_of = {"low": 0, "high": 0xffff}[key.partition("-")[0]]
-                [segment] = [segment for one, segment in active if one.hash_start <= hash_of <= one.hash_end]
-                peer.open_producer(segment, number)
-                peer.say(send(entry_of(message_metadata(partition_key=key), value), producer_id=number))
-                assert peer.hear().type == T.SEND_RECEIPT
-
-    def compacted():
-        assert main(["consume", name, "--compacted", "--url", fresh_broker.service_url, "-o", "jsonl"]) == 0
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        return sorted((one["key"], one["payload"]) for one in found)
-
-    def night():
-        assert main(["nightly", "--json", "--data-dir", str(fresh_broker.data_dir)]) == 0, capsys.readouterr()
-        capsys.readouterr()
-
-    publish_keys({"low-a": b"1", "low-b": b"1", "high-a": b"1", "high-b": b"1"})
-    night()
+    publish_keys(fresh_broker, name, {"low-a": b"1", "low-b": b"1", "high-a": b"1", "high-b": b"1"})
+    compact_at_night(fresh_broker, capsys)
     assert request("POST", f"{url_of(fresh_broker, name)}/split/0")[0] == 204
-    publish_keys({"low-a": b"", "high-a": b"2"})
-    night()
+    publish_keys(fresh_broker, name, {"low-a": b"", "high-a": b"2"})
+    compact_at_night(fresh_broker, capsys)
     left = [("high-a", "2"), ("high-b", "1"), ("low-b", "1")]
-    assert compacted() == left
+    assert compacted_of(fresh_broker, name, capsys) == left
     fresh_broker.kill_supervisor()
     fresh_broker.start()
-    assert compacted() == left
-    publish_keys({"low-b": b"", "high-b": b"3"})
+    assert compacted_of(fresh_broker, name, capsys) == left
+    publish_keys(fresh_broker, name, {"low-b": b"", "high-b": b"3"})
     command = ["admin", "--http-url", fresh_broker.http_url, "scalable-topics"]
     assert main([*command, "compact", name]) == 0
     assert main([*command, "compaction-status", name, "--wait-complete"]) == 0
     assert "SUCCESS" in capsys.readouterr().out
-    assert compacted() == [("high-a", "2"), ("high-b", "3")]
+    assert compacted_of(fresh_broker, name, capsys) == [("high-a", "2"), ("high-b", "3")]
 
 
 # -- tables

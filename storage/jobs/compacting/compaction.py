@@ -8,6 +8,7 @@ its horizon, and continues the view: continuation.py.
 
 The messages of a sealed segment of a scalable topic may be outdated by those of the segments behind it.  So its first
 pass also reads their new ones, as tombstones that are newer than all of its own.  They are in no ledger of the run.
+By event time a message may be outdated by one of a segment before it too, which then is read as a whole.
 
     place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
@@ -41,7 +42,7 @@ from geminga.storage.ledgers.view_files import Count, KeyFile, keys_path
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # lowest bits of a place's ledger and message
 STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
-LATER = 1 << 19                      # in place of a ledger's number: messages of segments behind this one
+ELSEWHERE = 1 << 19                  # in place of a ledger's number: messages of other segments
 _MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # in a ledger
 _ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries of a block and their bytes; a larger entry is one block
 READ_AGAIN = "the whole view is read again"
@@ -65,11 +66,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """New messages of a segment behind the one that is compacted."""
+class OtherSegment:
+    """Messages of a segment behind the one that is compacted, or before it."""
 
     partition_id: int
-    behind: Position                 # horizon of its view in force
+    behind: Position                 # horizon of its view in force, or of the one before if that was made just now
     up_to: Position
     messages: int
     size: int                        # bytes
@@ -103,7 +104,8 @@ class Job:
     unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
     chunk_places: tuple[int, ...] = ()                                 # of all chunks
     size_read: int = 0               # bytes that `prepare` has read
-    later: tuple[Later, ...] = ()
+    later: tuple[OtherSegment, ...] = ()       # segments behind this one, of which the new messages are read
+    earlier: tuple[OtherSegment, ...] = ()     # segments before this one, of which all is read; () unless by event time
 
     @property
     def folder(self) -> Path:
@@ -120,7 +122,7 @@ class Job:
     @property
     def messages(self) -> int:
         return sum(source.messages for source in self.sources) + self.view_messages + sum(
-            later.messages for later in self.later)
+            other.messages for other in (*self.later, *self.earlier))
 
     @property
     def size(self) -> int:
@@ -140,7 +142,7 @@ class Job:
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
             by_event_time: bool = False, first_ledger: int = 0, continues: bool = True,
-            later: tuple[Later, ...] = ()) -> Job:
+            later: tuple[OtherSegment, ...] = (), earlier: tuple[OtherSegment, ...] = ()) -> Job:
     """Return the job that compacts a partition up to `horizon`.
 
     continues: whether the job is to continue the view in force, if that view can be continued.  Raises CannotCompact.
@@ -171,14 +173,15 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
             if source is not None:
                 sources.append(source)
         cancelled = _cancelled(data_dir, partition_id, behind)
-        for one in later:            # ids of ledgers are used once
-            cancelled |= _cancelled(data_dir, one.partition_id, one.behind)
+        for other in (*later, *earlier):      # ids of ledgers are used once
+            cancelled |= _cancelled(data_dir, other.partition_id, other.behind)
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(reason(error)) from error
     seed = next(iter(key_files.values())).seed if key_files else key_hashes.new_seed()
     job = Job(data_dir, partition_id, view, horizon, retains_keyless, by_event_time, tuple(sources),
               secrets.token_hex(8), seed, first_ledger, None if key_files is None else behind,
-              held.manifest.messages if held and key_files is not None else 0, damage, cancelled, later=later)
+              held.manifest.messages if held and key_files is not None else 0, damage, cancelled, later=later,
+              earlier=earlier)
     return _with_chunks(job, sum(read))
 
 
@@ -202,7 +205,8 @@ def whole(job: Job, why: str, first_ledger: int | None = None) -> Job:
     """
     anew = prepare(job.data_dir, job.partition_id, job.view, job.horizon, retains_keyless=job.retains_keyless,
                    by_event_time=job.by_event_time, continues=False,
-                   first_ledger=job.first_ledger if first_ledger is None else first_ledger, later=job.later)
+                   first_ledger=job.first_ledger if first_ledger is None else first_ledger, later=job.later,
+                   earlier=job.earlier)
     anew = replace(anew, token=job.token, damage=(f"{why}; {READ_AGAIN}",), size_read=anew.size_read + job.size_read)
     begin(anew)
     return anew
@@ -264,8 +268,22 @@ def stretches(job: Job) -> list[tuple[Stretch, int]]:
                                                    up_to=job.horizon)]
     read += [stretch for later in job.later for stretch in confirmed.stretches(
         job.data_dir, later.partition_id, behind=later.behind, up_to=later.up_to)]
+    read += [stretch for earlier in job.earlier for stretch in _of_earlier(job.data_dir, earlier)]
     share = (job.messages - job.view_messages) / max(1, sum(stretch.end - stretch.first for stretch in read))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]
+
+
+def _of_earlier(data_dir: Path, earlier: OtherSegment) -> list[Stretch]:
+    """Return the stretches of a segment before the one that is compacted: its view, and what came behind it.
+
+    Its own compaction may have made that view just now.  The tombstones that it took into account are in no view, and
+    count for messages that are compacted at the same time.
+    """
+    view = confirmed.current_view(data_dir, earlier.partition_id)
+    read = confirmed.stretches(data_dir, earlier.partition_id, up_to=earlier.up_to, view=view)
+    if view:
+        read += confirmed.stretches(data_dir, earlier.partition_id, behind=earlier.behind, up_to=earlier.up_to)
+    return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,10 @@ class KeyScan:
 def scan_keys(job: compaction.Job, stretch: Stretch) -> Iterator[KeyScan]:
     """Yield the keys and places of a stretch's messages, some messages at a time.  Raises CannotCompact.
 
-    The stretch is one of the job's sources, or of a segment behind the one that is compacted.
+    The stretch is one of the job's sources, or of another segment than the one that is compacted.
     """
     if stretch.partition_id != job.partition_id:
-        yield from _scan_later(job, stretch)
+        yield from _scan_elsewhere(job, stretch)
         return
     numbered = job.numbered(stretch.ledger_id)
     assert numbered is not None, stretch      # stretches are those of the job's sources
@@ -109,20 +109,23 @@ def _without_cancelled(job: compaction.Job, stretch: Stretch, batch: pa.RecordBa
     return batch
 
 
-def _scan_later(job: compaction.Job, stretch: Stretch) -> Iterator[KeyScan]:
-    """Yield the keys of messages of a segment behind the one that is compacted, as tombstones.  Raises CannotCompact.
+def _scan_elsewhere(job: compaction.Job, stretch: Stretch) -> Iterator[KeyScan]:
+    """Yield the keys of messages of another segment than the one that is compacted, as tombstones.
 
-    What is damaged there, its own compaction reports.
+    A tombstone outdates messages of its time and of earlier ones.  So those of segments before this one have an event
+    time that is a moment earlier, as of messages of one time the last one counts.  The other segment's own compaction
+    reports damage of its files.  Raises CannotCompact.
     """
+    moment = int(any(earlier.partition_id == stretch.partition_id for earlier in job.earlier))
     columns = ("key", "entry_id", "event_time") if job.by_event_time else ("key", "entry_id")
     schema, sizes_read = _KEYED if job.by_event_time else _KEYED.remove(2), [0]
-    place = (compaction.LATER << compaction.LEDGER_BIT) + (compaction.HAS_KEY | compaction.IS_TOMBSTONE)
+    place = (compaction.ELSEWHERE << compaction.LEDGER_BIT) + (compaction.HAS_KEY | compaction.IS_TOMBSTONE)
     try:
         for batch in reading.batches(job.data_dir, stretch, columns, lambda text: None, count=sizes_read.append):
             batch = _without_cancelled(job, stretch, batch)
             count = batch.num_rows
             batch = batch.filter(batch["key"].is_valid())
-            times = [batch["event_time"].cast(pa.int64()).fill_null(0)] if job.by_event_time else []
+            times = [pc.subtract(batch[name].cast(pa.int64()).fill_null(0), moment) for name in columns[2:]]
             keyed = pa.record_batch([key_hashes.shortened(batch["key"], job.seed),
                                      pa.array(np.full(batch.num_rows, place)), *times], schema=schema)
             yield KeyScan(keyed, np.empty(0, np.int64), count, (), sum(sizes_read))
@@ -218,9 +221,9 @@ def keyless_slots(places: NDArray[np.int64]) -> Rows:
 def by_ledger(slots: Rows) -> Iterator[tuple[int, Rows]]:
     """Yield (number of a ledger in the run, its SLOTs, ascending by place) for SLOTs (n,) in any order.
 
-    Those of messages in segments behind are left out: no ledger of the run has them.
+    Those of messages in other segments are left out: no ledger of the run has them.
     """
-    slots = slots[slots["place"] < compaction.LATER << compaction.LEDGER_BIT]
+    slots = slots[slots["place"] < compaction.ELSEWHERE << compaction.LEDGER_BIT]
     if not len(slots):
         return
     order = np.argsort(slots["place"], kind="stable")

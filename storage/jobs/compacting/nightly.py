@@ -22,7 +22,7 @@ from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.compacting import compaction
-from geminga.storage.jobs.compacting.compaction import CannotCompact, Job, Later
+from geminga.storage.jobs.compacting.compaction import CannotCompact, Job, OtherSegment
 from geminga.storage.jobs.compacting.engines import Done, LocalEngine, OutOfTime, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
@@ -48,6 +48,7 @@ class Target:
     retains_keyless: bool = False
     by_event_time: bool = False      # of a key the message with the latest event time stays, else the last one
     later: tuple[int, ...] = ()      # ids of the partitions of all segments behind this one
+    earlier: tuple[int, ...] = ()    # likewise, before this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,14 @@ class Planned:
     view_size: int = 0
     view_read: int = 0               # bytes of the view in force that are read: of all entries, or of hashes of keys
     error: str = ""                  # why the partition cannot be compacted
-    later: tuple[Later, ...] = ()    # new messages of segments behind this one
+    later: tuple[OtherSegment, ...] = ()       # new messages of segments behind this one
+    earlier: tuple[OtherSegment, ...] = ()     # messages of segments before this one, if they are compared
+    behind: Position = NOWHERE       # horizon of the view in force
 
     @property
     def size_read(self) -> int:
         """Bytes that a compaction of the partition reads."""
-        return self.size + self.view_read + sum(one.size for one in self.later)
+        return self.size + self.view_read + sum(other.size for other in (*self.later, *self.earlier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class Taken:
 
     def __init__(self, planned: Iterable[Planned] = ()):
         self._up_to: dict[int, dict[int, Position]] = {}      # segment -> {each segment before it: how far that is}
+        self._behind: dict[int, Position] = {}                # segment -> horizon of its view before this compaction
         for one in planned:
             self.block(one.target) if one.is_due or one.error else self.note(one)
 
@@ -128,6 +132,7 @@ class Taken:
     def note(self, planned: Planned) -> None:
         """Note how far a segment takes over what those behind it have; one without messages sets no bound."""
         number = planned.target.partition_id
+        self._behind.setdefault(number, planned.behind)
         for bounds in self._up_to.values():
             bounds.pop(number, None)
         for one in planned.later:
@@ -137,6 +142,11 @@ class Taken:
         """Note that a segment takes over nothing, as its compaction waits or has failed."""
         for partition_id in target.later:
             self._up_to.setdefault(partition_id, {})[target.partition_id] = NOWHERE
+
+    def since(self, others: Iterable[OtherSegment]) -> tuple[OtherSegment, ...]:
+        """Return other segments from where they were before they were compacted themselves."""
+        return tuple(replace(other, behind=min(other.behind, self._behind.get(other.partition_id, other.behind)))
+                     for other in others)
 
     def bound(self, partition_id: int) -> Position | None:
         """Return the position up to which a partition may be compacted, None: to its end."""
@@ -163,7 +173,8 @@ def _plan(data_dir: Path, target: Target, bound: Position | None = None) -> Plan
         committed = confirmed.committed(data_dir, target.partition_id, behind=behind)
         horizon = committed.up_to if bound is None else max(behind, min(committed.up_to, bound))
         entries, messages, size = news(folder, target.partition_id, behind, horizon)
-        later = _later(data_dir, target) if held or entries or not committed.is_all else ()
+        later = _others(data_dir, target.later, with_views=False) if held or entries or not committed.is_all else ()
+        earlier = _others(data_dir, target.earlier, with_views=True) if target.by_event_time and entries else ()
         if not committed.is_all:     # messages that are committed later must not outlive those behind them
             later = tuple(replace(one, up_to=one.behind, messages=0, size=0) for one in later)
     except (CorruptFile, OSError) as error:
@@ -176,26 +187,31 @@ def _plan(data_dir: Path, target: Target, bound: Position | None = None) -> Plan
             why = "all that has come is in transactions that are open, or behind them"
         if bound is not None and bound < committed.up_to:
             why = "a segment before it has not been compacted"
-        return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:], later=later)
+        return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:], later=later,
+                       behind=behind)
     why = f"{messages:,} new message{'' if messages == 1 else 's'}" + (f" since view {held.number}" if held else "")
     read = 0 if held is None else compaction.size_read(
         held, keeps_keyless=target.retains_keyless, by_event_time=target.by_event_time,
         grows=compaction.has_news(folder, target.partition_id, behind[0], behind))
     horizon = max(behind, horizon)
-    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:], read, later=later)
+    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:], read, later=later,
+                   earlier=earlier, behind=behind)
 
 
-def _later(data_dir: Path, target: Target) -> tuple[Later, ...]:
-    """Return the new messages of the segments behind one.  Raises CorruptFile, OSError."""
-    postponed = []
-    for partition_id in target.later:
+def _others(data_dir: Path, partition_ids: Iterable[int], *, with_views: bool) -> tuple[OtherSegment, ...]:
+    """Return the new messages of other segments.  with_views: also those of their views.  Raises CorruptFile, OSError.
+    """
+    others = []
+    for partition_id in partition_ids:
         folder = format.partition_folder(data_dir, partition_id)
         held = compacted_ledgers.open_view(folder)
         behind = held.horizon if held else NOWHERE
         up_to = confirmed.committed(data_dir, partition_id, behind=behind).up_to
         _, messages, size = news(folder, partition_id, behind, up_to)
-        postponed.append(Later(partition_id, behind, up_to, messages, size))
-    return tuple(postponed)
+        if held and with_views:
+            messages, size = messages + held.manifest.messages, size + held.manifest.size
+        others.append(OtherSegment(partition_id, behind, up_to, messages, size))
+    return tuple(others)
 
 
 def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
@@ -339,7 +355,8 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
                 job = compaction.prepare(data_dir, target.partition_id, planned.view, planned.horizon,
                                          retains_keyless=target.retains_keyless,
                                          by_event_time=target.by_event_time, first_ledger=ledgers,
-                                         continues=planned.messages <= engine.continues_max, later=planned.later)
+                                         continues=planned.messages <= engine.continues_max, later=planned.later,
+                                         earlier=taken.since(planned.earlier))
                 compaction.begin(job)
             except (CannotCompact, OSError) as error:
                 taken.block(target)

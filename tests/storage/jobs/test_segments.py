@@ -1,4 +1,7 @@
-"""Compaction over segments of a scalable topic: of a key the newest message is left, whichever segment has it."""
+"""Compaction over segments of a scalable topic: of a key the newest message is left, whichever segment has it.
+
+The newest message is the last one, or by event time the one that an ordinary topic would keep.
+"""
 import tempfile
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from geminga.storage.jobs.compacting.nightly import COMPACTED, FAILED, NOTHING_N
 from .topics import Message, Topic, adopt_here
 
 LATER = {1: (2, 3, 4), 2: (4,), 3: (4,), 4: ()}      # a segment was split, and its halves were merged
+EARLIER = {number: tuple(other for other in LATER if number in LATER[other]) for number in LATER}
 KEYS = st.sampled_from("abcd")
 # A key of the upper half of the hashes goes to segment 3.
 PLACES = {1: (1, 1), 2: (2, 3), 3: (4, 4)}
@@ -20,20 +24,31 @@ PLACES = {1: (1, 1), 2: (2, 3), 3: (4, 4)}
 class Family:
     """Four segments, and the newest message of each key over all of them."""
 
-    def __init__(self, folder: Path):
-        self.data_dir = folder
+    def __init__(self, folder: Path, by_event_time: bool = False):
+        self.data_dir, self.by_event_time = folder, by_event_time
         self.segments = {number: Topic(folder, number, first_ledger=number * 1_000) for number in LATER}
-        self.last: dict[str, Message] = {}
+        self.kept: dict[str, Message] = {}       # what a compaction of an ordinary topic would have left
+        self.fresh: list[Message] = []           # published since
 
-    def publish(self, generation: int, key: str, text: str) -> None:
+    def publish(self, generation: int, key: str, text: str, event_time: int = 0) -> None:
         """Publish a message to the segment that takes the key then; an empty text deletes the key."""
-        message = Message(key, text.encode())
+        message = Message(key, text.encode(), event_time=event_time)
         self.segments[PLACES[generation][key > "b"]].publish(message)
-        self.last[key] = message
+        self.fresh.append(message)
+
+    def _newest(self, held: dict[str, Message], messages) -> dict[str, Message]:
+        for message in messages:
+            before = held.get(message.key)
+            if before is None or not self.by_event_time or message.event_time >= before.event_time:
+                held[message.key] = message
+        return held
+
+    def target(self, number: int) -> Target:
+        return Target(number, f"segment://a/b/c/{number}", by_event_time=self.by_event_time, later=LATER[number],
+                      earlier=EARLIER[number])
 
     def planned(self) -> list[nightly.Planned]:
-        return nightly.plan(self.data_dir, [
-            Target(number, f"segment://a/b/c/{number}", later=LATER[number]) for number in sorted(LATER)])
+        return nightly.plan(self.data_dir, map(self.target, sorted(LATER)))
 
     def run(self, adopt=None, **more) -> list[str]:
         """Compact all segments as a night does, and return their outcomes."""
@@ -45,26 +60,36 @@ class Family:
         """Compact all segments as it is done on demand."""
         taken = nightly.Taken()
         for number in sorted(LATER):
-            target = Target(number, f"segment://a/b/c/{number}", later=LATER[number])
-            nightly.compact(self.data_dir, target, adopt_here(self.data_dir), taken=taken)
+            nightly.compact(self.data_dir, self.target(number), adopt_here(self.data_dir), taken=taken)
 
     def check(self) -> None:
+        newest, self.fresh = self._newest({}, self.fresh), []
+        self.kept = {key: message for key, message in self._newest(self.kept, newest.values()).items()
+                     if not message.is_tombstone}
         found = [item for segment in self.segments.values() if segment.view() for item in segment.contents().values()]
-        assert sorted(found) == sorted(
-            (key, message.payload) for key, message in self.last.items() if not message.is_tombstone)
+        assert sorted(found) == sorted((key, message.payload) for key, message in self.kept.items())
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(steps=st.lists(st.tuples(KEYS, st.sampled_from(["", "x", "y"]), st.integers(0, 8)), max_size=30),
-       borders=st.tuples(st.integers(0, 30), st.integers(0, 30)))
-@example(steps=[("a", "x", 0), ("a", "", 7), ("b", "x", 8), ("b", "", 7)], borders=(1, 30))
-@example(steps=[("a", "x", 7), ("a", "", 7), ("b", "y", 7)], borders=(1, 2))
-def test_the_newest_message_of_each_key_is_left_over_all_segments(steps, borders):
-    """Also when a tombstone in a child outdates a message of its parent, compacted in one night or one by one."""
+@settings(deadline=None, derandomize=True, max_examples=120)
+@given(steps=st.lists(st.tuples(KEYS, st.sampled_from(["", "x", "y"]), st.integers(0, 8), st.integers(0, 3)),
+                      max_size=30),
+       borders=st.tuples(st.integers(0, 30), st.integers(0, 30)), by_event_time=st.booleans())
+@example(steps=[("a", "x", 0, 0), ("a", "", 7, 0), ("b", "x", 8, 0), ("b", "", 7, 0)], borders=(1, 30),
+         by_event_time=False)
+@example(steps=[("a", "x", 7, 0), ("a", "", 7, 0), ("b", "y", 7, 0)], borders=(1, 2), by_event_time=False)
+@example(steps=[("a", "x", 7, 2), ("a", "y", 7, 1)], borders=(1, 30), by_event_time=True)
+@example(steps=[("a", "", 0, 2), ("a", "y", 7, 1)], borders=(1, 2), by_event_time=True)
+@example(steps=[("a", "", 0, 2), ("a", "y", 8, 1)], borders=(1, 2), by_event_time=True)
+def test_the_newest_message_of_each_key_is_left_over_all_segments(steps, borders, by_event_time):
+    """Also when a tombstone in a child outdates a message of its parent, compacted in one night or one by one.
+
+    By event time a message of a parent may outdate one of its child.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        family = Family(Path(folder))
-        for number, (key, text, then) in enumerate(steps):
-            family.publish(1 + sum(number >= border for border in borders), key, text and f"{text}{number}")
+        family = Family(Path(folder), by_event_time)
+        for number, (key, text, then, event_time) in enumerate(steps):
+            family.publish(1 + sum(number >= border for border in borders), key, text and f"{text}{number}",
+                           event_time)
             if then >= 7:
                 family.run() if then == 7 else family.one_by_one()
                 family.check()
@@ -126,7 +151,9 @@ def test_in_a_short_night_no_child_comes_before_its_parent(family):
 
 
 @pytest.mark.spark
-def test_spark_gives_the_same(family, tmp_path, spark):
+@pytest.mark.parametrize("by_event_time", [False, True])
+def test_spark_gives_the_same(family, tmp_path, spark, by_event_time):
+    family.by_event_time = by_event_time
     family.publish(3, "b", "")
     family.publish(3, "c", "c")
     engine = engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
