@@ -364,5 +364,5 @@ def subjects(newest: bool) -> list[Subject]:
                 nan_is_largest=True),
         _reader("Spark of Iceberg", "pyspark iceberg", ("pyspark==4.1.4",), nan_is_largest=True),
         _reader("DataFusion of Iceberg", "datafusion iceberg", (
-            "datafusion==55.0.0", PYICEBERG, "pyiceberg-core==0.11.0", ARROW), nan_is_largest=True),
+            "datafusion==54.0.0", PYICEBERG, "pyiceberg-core==0.11.0", ARROW), nan_is_largest=True),
     ]

@@ -318,8 +318,9 @@ class PyIcebergOfIceberg(PyIceberg):
 class DataFusionOfIceberg(DataFusion):
     def query(self, folder, columns, where):
         import datafusion
+        from pyiceberg.table import StaticTable
         context = datafusion.SessionContext()
-        context.register_table("t", newest_of(folder))
+        context.register_table("t", StaticTable.from_metadata("file://" + newest_of(folder).metadata_location))
         return [tuple(row.values()) for batch in context.sql(f"SELECT {columns} FROM t{where}").collect()
                 for row in batch.to_pylist()]
 
