@@ -11,6 +11,7 @@
     moving.py       copies topics between clusters
     table_import.py, import_record.py   the rows of a table to a topic, once each
     redriving.py, redrive_topics.py   dead letters back to their origin
+    redrive_segments.py   the same to scalable topics, in transactions
     redriven.py     finds what redrives have sent, for taking it back
     searching.py    a search of the ledgers for a page, within bounds
     bundle.py       an archive for finding out what is wrong with a broker, without secrets

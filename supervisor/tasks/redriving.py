@@ -62,6 +62,7 @@ from geminga.workers.pulsar_client.producers import unless_busy
 _REASONS = "exception", "reason", "error"      # parts of names of properties that say why a letter is dead
 _ROUND_BYTES, _ROUND_FIRST = 16 << 20, 20
 _SCALABLE = -1             # in the place of a number of partitions
+_ROUND_MOST_S = 5          # for a round, as long as the one before took: a target may be throttled
 _ROUND_S = 0.2             # with a rate, a round has as many letters as go in this time
 
 
@@ -151,6 +152,7 @@ class Redrive:
         # Entry of which all messages but anchors are acknowledged, or can be: number of anchors in it.
         self._held: Counter[Position] = Counter()
         self.redriven = Redriven()
+        self._began_s = 0.0          # when the first letter was sent
         self.is_stopped = False      # set by a signal: the round ends, nothing is left under way
 
     def __repr__(self) -> str:
@@ -169,20 +171,23 @@ class Redrive:
         self._schemas = await reading.schemas(self._topic)
         try:
             letters = await Backlog.open(reading, self._topic, self._subscription, api.CommandSubscribe.Earliest)
-            began, size = time.monotonic(), _ROUND_FIRST
+            size = _ROUND_FIRST
             while not self.is_stopped and self._wanted(1):
                 if self._rate:
                     size = min(size, max(1, int(self._rate * _ROUND_S)))
                 entries = await letters.round(self._wanted(size))
                 if not entries:
                     break
-                before = self.redriven.count
+                before, since = self.redriven.count, time.monotonic()
                 await self._round(letters, entries)
                 told(self.redriven.count - before)
-                average = sum(len(entry.data) for entry in entries) / sum(entry.messages for entry in entries)
-                size = max(1, min(ROUND_MAX, size * 4, int(_ROUND_BYTES / average)))
+                count, took_s = sum(entry.messages for entry in entries), max(0.001, time.monotonic() - since)
+                average = sum(len(entry.data) for entry in entries) / count
+                size = max(1, min(ROUND_MAX, size * 4, int(_ROUND_BYTES / average),
+                                  int(count / took_s * _ROUND_MOST_S)))
                 if self._rate and not self.is_stopped:
-                    await asyncio.sleep(max(0.0, began + self.redriven.sent.total() / self._rate - time.monotonic()))
+                    due_s = self._began_s + self.redriven.sent.total() / self._rate
+                    await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             self._decoder.end()
             for target in self._targets.values():
                 await self._finish(letters, target)
@@ -282,6 +287,7 @@ class Redrive:
                 if target is None:
                     continue
                 if id_of(letter) not in target.copies:
+                    self._began_s = self._began_s or time.monotonic()
                     target.send(letter, entry.metadata.compression)
                     self.redriven.note(Destination(target.topic, target.subscription))
                     continue
@@ -297,6 +303,7 @@ class Redrive:
     async def _commit(self, letters: Backlog, sent: list[Ids], seen: "Counter[Position]") -> None:
         """Send letters to scalable topics, and acknowledge them.  seen: messages in each entry of the round."""
         targets = [target for target in self._segmented.values() if target.waiting]
+        self._began_s = self._began_s or time.monotonic()
         chosen = Counter(ids.positions[-1] for ids in sent)
         whole = {position for position, count in chosen.items() if count == seen[position]}
         try:

@@ -151,6 +151,27 @@ def test_segments_change_during_a_redrive_at_a_rate(own, client, orders):
     assert orders.numbers() == Counter(map(str, range(200))) and not orders.left("shipping")
 
 
+THROTTLED = """
+import sys
+from geminga.supervisor.tasks import redrive_segments, redriving
+from geminga.supervisor.main import main
+redrive_segments._LIFETIME_MS, redriving._ROUND_MOST_S = 2_000, 0.5
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_round_to_a_throttled_topic_ends_within_the_life_of_its_transaction(own, client, orders):
+    """Rounds become smaller, as long as they take too long."""
+    dead = buried(client, orders, 120)
+    rate = b'{"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}'
+    path = f"{own.http_url}/admin/v2/persistent/public/default/{orders.local}/publishRate"
+    assert request("POST", path, rate)[0] == 204
+    done = subprocess.run([sys.executable, "-c", THROTTLED, *command(own, dead)[1:]], capture_output=True, text=True,
+                          timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert orders.numbers() == Counter(map(str, range(120)))
+
+
 def test_kills_of_owners_during_a_redrive_until_it_is_done(own, client, orders):
     dead = buried(client, orders, 300)
     for place in (orders.segments[0], dead, orders.segments[1]):
