@@ -221,6 +221,23 @@ def test_what_the_broker_closes_is_gone(worker, client, kind):
     assert len(worker.owners[1].commands()) == 1
 
 
+def test_answers_of_a_pass_are_written_together_and_in_order(worker, client, monkeypatch):
+    """A write costs a system call; what is done to a consumer in between comes behind the answers before it."""
+    other, writes = worker.client(), []
+    open_on(worker, client, CONSUMER)
+    for each in (client, other):
+        monkeypatch.setattr(each.transport, "write", lambda data, number=each.number: writes.append((number, data)))
+    one, two, three, closed = map(responses.success, (1, 2, 3, 4))
+    worker.owners[0].says(
+        lambda outbox: outbox.reply(client.number, one, request_id=1),
+        lambda outbox: outbox.reply(other.number, three, request_id=3),
+        lambda outbox: outbox.reply(client.number, two, request_id=2),
+        lambda outbox: outbox.reply(client.number, closed, action=CONSUMER.gone, object_id=1, handle=10),
+        lambda outbox: outbox.reply(client.number, three, request_id=3))
+    assert [data for number, data in writes if number == client.number] == [one + two, closed, three]
+    assert [data for number, data in writes if number == other.number] == [three]
+
+
 @both
 def test_a_word_about_one_that_its_client_has_closed_is_not_about_its_successor(worker, client, kind):
     """The broker and the client close it at the same time, and the client uses the id again at the same owner."""
@@ -1351,19 +1368,14 @@ def test_a_command_that_fails_ends_its_own_connection(worker, client, monkeypatc
     assert not other.transport.is_closed
 
 
-def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, monkeypatch):
+@pytest.mark.parametrize("action, heard", [(envelope.WRITE, "PONG"), (envelope.PROBE, "PING")])
+def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, monkeypatch, action, heard):
     """Connections that are answered in the same envelope go on."""
     clients = [worker.client() for _ in range(3)]
-    whole = replies.reply
-
-    def reply(self, *arguments):
-        if self is clients[0].client:
-            surprise()
-        whole(self, *arguments)
-
-    monkeypatch.setattr(replies, "reply", reply)
-    worker.owners[0].says(*(lambda outbox, one=one: outbox.reply(one.number, responses.PONG) for one in clients))
-    assert [one.told() for one in clients] == [[], [("PONG",)], [("PONG",)]]
+    monkeypatch.setattr(clients[0].client.stream, "tell", lambda data: surprise())
+    worker.owners[0].says(*(
+        lambda outbox, one=one: outbox.reply(one.number, responses.PONG, action=action) for one in clients))
+    assert [one.told() for one in clients] == [[], [(heard,)], [(heard,)]]
     assert [one.transport.was_aborted for one in clients] == [True, False, False]
 
 

@@ -2,6 +2,7 @@
 
 If an owner's process ends, requests are answered from here, or repeated to its successor.
 """
+from collections import defaultdict
 from collections.abc import Mapping
 
 from numpy.typing import NDArray
@@ -22,15 +23,25 @@ _GONE = envelope.PRODUCER_GONE, envelope.PRODUCER_SEALED, envelope.CONSUMER_GONE
 
 
 def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Carry out an owner's answers: rows (n,) REPLY_ROW; data: their frames, one behind the other."""
-    at = 0
+    """Carry out an owner's answers: rows (n,) REPLY_ROW; data: their frames, one behind the other.
+
+    Those to one client are written together.  Each write is a system call, and wakes a client that waits.
+    """
+    at, unwritten = 0, defaultdict[Client, list[bytes]](list)
     for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
-        client = clients.get(connection)
-        if client is not None:
-            attempt(client.stream, _answered, client, link, request_id)
-            attempt(client.stream, reply, client, link, action, object_id, handle, request_id, partition,
-                    bytes(data[at:at + size]))
+        frames = bytes(data[at:at + size])
         at += size
+        if (client := clients.get(connection)) is None:
+            continue
+        attempt(client.stream, _answered, client, link, request_id)
+        if action == envelope.WRITE:
+            unwritten[client].append(frames)
+        else:
+            if client in unwritten:
+                attempt(client.stream, client.stream.tell, b"".join(unwritten.pop(client)))
+            attempt(client.stream, reply, client, link, action, object_id, handle, request_id, partition, frames)
+    for client, answers in unwritten.items():
+        attempt(client.stream, client.stream.tell, b"".join(answers))
 
 
 def _answered(client: Client, link: OwnerLink, request_id: int) -> None:
