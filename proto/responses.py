@@ -26,6 +26,7 @@ _SINCE: dict[int, int] = {
 ALL_SINCE = max(_SINCE.values())
 _CLOSES = Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER
 _NEW, _ENDED = Type.NEW_TXN_RESPONSE, Type.END_TXN_RESPONSE
+_ACKNOWLEDGED = Type.ACK_RESPONSE
 _ADDED_PARTITION, _ADDED_SUBSCRIPTION = Type.ADD_PARTITION_TO_TXN_RESPONSE, Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE
 
 
@@ -158,7 +159,7 @@ def lookup(request_id: int, url: str, url_tls: str = "", *, stays: bool = False)
 
 
 def ack_response(consumer_id: int, request_id: int) -> bytes:
-    return frame_of(api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id))
+    return _of_numbers(_ACKNOWLEDGED, b"\x08%b\x30%b" % (varints.encode(consumer_id), varints.encode(request_id)))
 
 
 def ack_refused(consumer_id: int, request_id: int) -> bytes:
@@ -282,10 +283,15 @@ def ended_transaction(request_id: int, most: int, least: int) -> bytes:
 
 
 def _of_transaction(kind: int, request_id: int, most: int, least: int) -> bytes:
-    """Return the response to a command about a transaction, which has the same three fields for each kind.
+    """Return the response to a command about a transaction, which has the same three fields for each kind."""
+    return _of_numbers(kind, b"\x08%b\x10%b\x18%b" % (
+        varints.encode(request_id), varints.encode(least), varints.encode(most)))
 
-    A transaction has three such responses or more, and the protobuf library takes ten times as long for each.
+
+def _of_numbers(kind: int, inner: bytes) -> bytes:
+    """Return the frame of a command whose own message is `inner`, of less than 128 bytes.
+
+    For answers of which a pass may have many: the protobuf library takes ten times as long for each.
     """
-    inner = b"\x08%b\x10%b\x18%b" % (varints.encode(request_id), varints.encode(least), varints.encode(most))
     body = b"\x08%c%b%c%b" % (kind, varints.encode(kind << 3 | 2), len(inner), inner)
     return SIZES.pack(len(body) + 4, len(body)) + body

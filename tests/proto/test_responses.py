@@ -59,6 +59,12 @@ def test_an_answer_about_a_transaction_has_the_bytes_that_the_library_writes(kin
     assert answer(*numbers) == frame(command)
 
 
+@pytest.mark.parametrize("numbers", [(7, 3), (0, 0), (300, 1 << 40), ((1 << 64) - 1,) * 2], ids=str)
+def test_the_answer_to_an_acknowledgement_has_the_bytes_that_the_library_writes(numbers):
+    answer = api.CommandAckResponse(consumer_id=numbers[0], request_id=numbers[1])
+    assert responses.ack_response(*numbers) == responses.frame_of(answer)
+
+
 @pytest.mark.parametrize("kind", TRANSACTION_COMMANDS)
 def test_an_answer_about_a_transaction_names_its_id(kind):
     field, answer = TRANSACTION_COMMANDS[kind]
