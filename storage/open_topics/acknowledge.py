@@ -55,10 +55,16 @@ class Acks:
                 self.single[ledger_id] = np.concatenate((np.asarray(mine, np.uint64), np.asarray(entries, np.uint64)))
 
 
-def acks_by_consumer(rows: Rows) -> dict[int, Acks]:
-    """{consumer's handle: its acknowledgements} of many rows (n,) ACK_ROW."""
+def acks_by_consumer(clients: Clients, rows: Rows) -> dict[int, Acks]:
+    """{consumer's handle: its acknowledgements} of many rows (n,) ACK_ROW.
+
+    It does not matter which consumer of a subscription acknowledges an entry, if none wants a receipt.  So all entries
+    are put down to one consumer when all rows are of one subscription.
+    """
     consumers = rows["consumer"]
     distinct = _distinct(consumers)
+    if len(distinct) > 1 and not rows["flags"].any() and _share(clients, distinct):
+        return {distinct[0]: _summarise(rows)} | {consumer: Acks() for consumer in distinct[1:]}
     if len(distinct) * FEW_MAX > len(rows):      # each consumer has too few rows to be worth arrays
         return few_by_consumer(_ACK.iter_unpack(rows))
     return {consumer: _summarise(rows[consumers == consumer] if len(distinct) > 1 else rows) for consumer in distinct}
@@ -83,6 +89,12 @@ def few_by_consumer(rows: Iterable[Row]) -> dict[int, Acks]:
         if flags & envelope.WANTS_RESPONSE:
             acks.requests.append(request_id)
     return by_consumer
+
+
+def _share(clients: Clients, handles: list[int]) -> bool:
+    """Whether consumers with these handles are there, all of one subscription."""
+    consumers = [clients.consumers.by_handle.get(handle) for handle in handles]
+    return len({consumer and consumer.subscription for consumer in consumers}) == 1 and consumers[0] is not None
 
 
 def _distinct(column: NDArray[np.uint64]) -> list[int]:

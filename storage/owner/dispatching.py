@@ -82,7 +82,7 @@ class Dispatching(Watcher):
             began = time.perf_counter()
             rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
             if len(rows) > acknowledge.FEW_MAX:
-                by_consumer = acknowledge.acks_by_consumer(rows)
+                by_consumer = acknowledge.acks_by_consumer(self._clients, rows)
             else:
                 by_consumer = acknowledge.few_by_consumer(acknowledge.acknowledge_in_order(
                     self._decisions, self._clients, envelope.STRUCTS[envelope.ACKS].iter_unpack(rows)))

@@ -4,7 +4,9 @@ Most passes of a host with many topics have few messages, whose consumers have r
 the owner looks at no entry to deliver what a pass has appended, or to move a mark-delete position.
 """
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from geminga.proto import envelope
@@ -151,3 +153,31 @@ def test_an_envelope_without_bytes_has_none():
     [frame] = envelope.seal([(envelope.FORGET, envelope.pack(envelope.FORGET, [(7, 0)]), b"")])
     [(kind, rows, data)] = envelope.unseal([frame])[1]
     assert (kind, rows.tolist(), bytes(data)) == (envelope.FORGET, [(7, 0)], b"")
+
+
+@pytest.mark.parametrize("others", ["nobody", "a stranger", "another subscription"])
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+def test_many_acknowledgements_of_sharers_count_for_those_that_hold_the_entries(tmp_path, kind, others):
+    """All of a pass, in any order; a consumer may acknowledge what another one holds."""
+    rig = Rig(tmp_path)
+    producer, sharers = rig.producer("t"), [rig.consumer("t", subType=kind) for _ in range(4)]
+    other = rig.consumer("t", "other", subType=kind)
+    rig.run(*[rig.flow(consumer, 1_000) for consumer in (*sharers, other)])
+    answers = rig.run(rig.sends(*[(producer, b"m", {"partition_key": f"{n}"}) for n in range(200)]))
+    held = {consumer: [position for position, _, _ in rig.given(answers, consumer)] for consumer in sharers}
+    assert sum(map(len, held.values())) == 200 and all(held.values())
+    sections = [rig.acks(consumer, *reversed(held[holder]))
+                for consumer, holder in zip(sharers, [*sharers[1:], sharers[0]], strict=True)]
+    if others == "a stranger":
+        sections.append(rig.acks(replace(other, number=9_999), *held[sharers[0]]))
+    elif others == "another subscription":
+        sections.append(rig.acks(other, *held[sharers[0]]))
+    rows = np.concatenate([rows for _, rows, _ in sections])
+    rig.run((envelope.ACKS, np.random.default_rng(1).permutation(rows), b""))
+    subscription, second = (rig.partition("t").subscriptions[name, True] for name in ("sub", "other"))
+    assert subscription.cursor.mark_delete[1] == 199
+    assert second.cursor.totals[0] == (len(held[sharers[0]]) if others == "another subscription" else 0)
+    consumers = [rig.owner.clients.consumers.by_handle[each.number] for each in sharers]
+    assert [(one.acknowledged, one.unacknowledged, one.acked_ms) for one in consumers] == [
+        (len(held[each]), 0, rig.now_ms) for each in sharers]
+    rig.close()
