@@ -10,6 +10,7 @@ import pytest
 from geminga.proto import layouts
 from geminga.storage.runtime.routing import owner_of
 
+from ..console.test_sessions import SECRET, ask, token
 from ..harness import COMMAND, HANG_SECONDS, Broker, eventually, path_of, request, unique_topic
 from .test_redrive import KILLED, bury, command, redrive
 from .test_scalable_topics import Rest
@@ -114,6 +115,42 @@ def test_where_transactions_are_switched_off_letters_stay(tmp_path):
             status, figures, _ = redrive(broker, dead, *words)
             [(why, count)] = figures["not_possible"].items()
             assert (status, figures["sent"], count) == (1, 0, 3) and "ransactions" in why
+    finally:
+        broker.close()
+
+
+def test_a_role_with_rights_to_its_topics_alone_may_redrive(tmp_path):
+    """To an ordinary topic, of which it may not ask whether there is a scalable one of the name, and to a scalable one.
+    """
+    (tmp_path / "geminga.toml").write_text(
+        f'[authentication]\nmethods = ["token"]\nsecret_keys = ["data:;base64,{SECRET}"]\n'
+        '[authorization]\nenabled = true\nsuper_user_roles = ["admin"]\n')
+    broker = Broker(tmp_path / "data", "--config", str(tmp_path / "geminga.toml"), *OWN_OPTIONS)
+    places = {"orders": "persistent/acme/eu/orders", "letters": "persistent/acme/eu/orders-billing-DLQ",
+              "segmented": "scalable/acme/eu/segmented"}
+    try:
+        broker.start()
+        wanted = [("PUT", "tenants/acme", {"adminRoles": [], "allowedClusters": ["standalone"]}),
+                  ("PUT", "namespaces/acme/eu", None)]
+        for path in places.values():
+            wanted += [("PUT", path, None), ("POST", f"{path}/permissions/worker", ["produce", "consume"])]
+        for path in (f"{places['orders']}/subscription/billing", f"{places['segmented']}/subscriptions/billing",
+                     f"{places['letters']}/subscription/geminga-redrive"):
+            wanted.append(("PUT", path, None))
+        for method, path, body in wanted:
+            answer = ask(broker, method, f"/admin/v2/{path}", body, Authorization=f"Bearer {token('admin')}")
+            assert answer.status == 204, (path, answer.text)
+        client = pulsar.Client(broker.service_url, authentication=pulsar.AuthenticationToken(token("worker")))
+        letters, origins = "persistent://acme/eu/orders-billing-DLQ", {
+            "persistent://acme/eu/orders": 3, "topic://acme/eu/segmented": 2}
+        producer = client.create_producer(letters, batching_enabled=False)
+        for origin, count in origins.items():
+            for _ in range(count):
+                producer.send(b"letter", properties={"REAL_TOPIC": origin, "REAL_SUBSCRIPTION": "billing"})
+        client.close()
+        for words in (["--dry-run"], []):
+            status, figures, complaints = redrive(broker, letters, *words, "--auth-params", f"token:{token('worker')}")
+            assert (status, complaints) == (0, []) and figures["targets"] == origins
     finally:
         broker.close()
 
