@@ -509,8 +509,11 @@ def redeliver(decisions: Decisions, session: Session, request: api.CommandRedeli
             decisions.wake(subscription.partition)
     if request.message_ids and not wanted:
         return
-    if request.HasField("consumer_epoch") and (
-            subscription.kind in (SubType.Exclusive, SubType.Failover) or consumer.is_sole):
+    has_epochs = subscription.kind in (SubType.Exclusive, SubType.Failover) or consumer.is_sole
+    # Never back: a client drops messages of epochs before its own.
+    is_later = request.HasField("consumer_epoch") and (
+        consumer.epoch is None or request.consumer_epoch > consumer.epoch)
+    if has_epochs and is_later:
         consumer.epoch = request.consumer_epoch
         _tell_epoch(decisions, consumer)
     held = held_messages(consumer)

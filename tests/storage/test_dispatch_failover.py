@@ -171,3 +171,6 @@ def test_what_was_sent_after_a_redelivery_carries_its_epoch(rig):
               _ in answers.replies if action == envelope.CONSUMER_EPOCH]
     assert epochs == [(consumer.number, 4)]
     assert len(rig.given(answers, consumer)) == 1
+    late = rig.run(rig.redeliver(consumer, consumer_epoch=3), rig.flow(consumer, 5))      # it goes on with epoch 4
+    assert not [action for _, action, _, _, _ in late.replies if action == envelope.CONSUMER_EPOCH]
+    assert len(rig.given(late, consumer)) == 1
