@@ -51,6 +51,12 @@ def instant(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
+def trimmed_instant(time_ms: int) -> str:
+    """Return a moment in ms as Pulsar writes it: no zeros at the end of its fraction; "" if it is beyond all dates."""
+    text = instant(time_ms)
+    return text[:-1].rstrip("0").rstrip(".") + "Z" if text.endswith("Z") else ""
+
+
 def size(text: str) -> int:
     """Parse a size such as 4096, 10M or 2G, and return it in bytes.  Raises ValueError."""
     return _scaled(text, _BYTES, "a size: a number of bytes, or one with a unit of K, M, G or T, such as 10M")

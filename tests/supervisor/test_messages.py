@@ -55,6 +55,14 @@ def test_what_is_encrypted_or_too_large_stays_as_it_is():
         )
 
 
+@pytest.mark.parametrize(("time_ms", "text"), [
+    (99_999_999_999_999, "5138-11-16T09:46:39.999Z"), (1_700_000_000_120, "2023-11-14T22:13:20.12Z"),
+    (1_500, "1970-01-01T00:00:01.5Z"), (60_000, "1970-01-01T00:01:00Z")])
+def test_times_are_exact_and_written_as_pulsar_writes_them(time_ms, text):
+    """As a float of seconds, the first one is a millisecond earlier."""
+    assert shown(event_time=time_ms)[1]["X-Pulsar-event-time"] == text
+
+
 def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
     _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000,
                        num_messages_in_batch=3,
@@ -63,7 +71,7 @@ def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
                        compacted_batch_indexes=[0, 2])
     assert headers["X-Pulsar-partition-key"] == "a??X-Evil: 1" and "X-Pulsar-event-time" not in headers
     assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:20.001Z"
-    assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20.000Z"
+    assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20Z"
     assert (
         json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"}
         and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
@@ -101,7 +109,7 @@ def test_keys_and_clusters_have_a_header_each():
 @pytest.mark.parametrize("added", [(), ("timestamp",), ("index",), ("index", "timestamp")])
 def test_what_the_broker_adds_to_entries_is_in_headers(added):
     _, headers = shown(added=added, index=9, timestamp=1_700_000_000_000)
-    wanted = {"timestamp": "2023-11-14T22:13:20.000Z", "index": "9"}
+    wanted = {"timestamp": "2023-11-14T22:13:20Z", "index": "9"}
     assert {
         name: text for name, text in wanted.items() if headers.get(f"X-Pulsar-Broker-Entry-METADATA-{name}") == text
     } == {name: wanted[name] for name in added}

@@ -2,15 +2,13 @@
 import base64
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.runtime import units
 from geminga.workers.messages.decoding import Decoder
 from geminga.workers.messages.message import Message, text_of, texts_of
 from geminga.workers.pulsar_client.entries import Entry
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Delivered(NamedTuple):
@@ -93,13 +91,8 @@ def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int, 
 
 
 def moment(time_ms: int) -> str:
-    """Return a time as ISO 8601, without zeros at the end of its fraction; far times are the last one of all."""
-    try:
-        text = (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
-    except OverflowError:
-        return "9999-12-31T23:59:59.999Z"
-    return f"{text.removesuffix('+00:00').rstrip('0').rstrip('.')}Z" if time_ms % 1_000 else \
-        f"{text.removesuffix('.000+00:00')}Z"
+    """Return a time as Pulsar writes it; far times are the last one of all."""
+    return units.trimmed_instant(time_ms) or "9999-12-31T23:59:59.999Z"
 
 
 def _base64(data: bytes) -> str:

@@ -7,7 +7,6 @@ import base64
 import json
 import struct
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from geminga.storage.admin.questions import (
     StoredEntry,
 )
 from geminga.storage.ledgers.position import Position
+from geminga.storage.runtime import units
 from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
@@ -169,7 +169,7 @@ def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
 def _added(stored: StoredEntry, added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield headers for the fields that the broker adds to entries: timestamp and index."""
     for name in added:
-        text = _time(stored.timestamp) if name == "timestamp" else str(stored.index)
+        text = units.trimmed_instant(stored.timestamp) if name == "timestamp" else str(stored.index)
         yield f"X-Pulsar-Broker-Entry-METADATA-{name}", text
 
 
@@ -211,7 +211,7 @@ def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
         if metadata.HasField(field):
             headers[name] = _text(getattr(metadata, field))
     for field, name in _TIMES.items():
-        if metadata.HasField(field) and (text := _time(getattr(metadata, field))):
+        if metadata.HasField(field) and (text := units.trimmed_instant(getattr(metadata, field))):
             headers[name] = text
     for field, name in _BYTES.items():
         if metadata.HasField(field):
@@ -223,11 +223,3 @@ def _text(value: Any) -> str:
     """Return a value as text that a header may hold: printable and not too long."""
     text = str(value).lower() if isinstance(value, bool) else text_of(value) if isinstance(value, bytes) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_TEXT_MAX])
-
-
-def _time(time_ms: int) -> str:
-    """Return a time as ISO 8601, "" for a time outside the calendar."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return ""
