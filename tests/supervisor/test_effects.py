@@ -307,7 +307,7 @@ def _(at):
     try:
         at.go(name="maxSubscriptionsPerTopic", value=1)
         assert at.get(_BROKERS + "/configuration/values")["maxSubscriptionsPerTopic"] == "1"
-        assert at.raw("PUT", at.t + "/subscription/two", "earliest")[0] == 405
+        assert at.raw("PUT", at.t + "/subscription/two", "earliest")[0] == 409
     finally:
         at.set("DELETE", _BROKERS + "/configuration/maxSubscriptionsPerTopic")
 

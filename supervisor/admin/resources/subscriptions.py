@@ -164,9 +164,14 @@ async def create(request: web.Request) -> web.Response:
     _refuse_filter_of_part(request, topic, None, properties)
     question = partial(Subscribe, subscription=name, may_create=True, properties=properties,
                        replicated=is_set(request, "replicated"), **where)
-    if len(parts) > 1:
-        await ask_each(request, parts, partial(question, looks=True))
-    made = await ask_each(request, parts, question)
+    try:
+        if len(parts) > 1:
+            await ask_each(request, parts, partial(question, looks=True))
+        made = await ask_each(request, parts, question)
+    except Refusal as refusal:
+        if refusal.code != api.NotAllowedError or FILTER in properties:
+            raise
+        raise web.HTTPConflict(text=refusal.message) from None      # one subscription or topic too many, as in Pulsar
     if not any(made):
         raise web.HTTPConflict(text="Subscription already exists for topic")
     return done()
