@@ -22,6 +22,8 @@ CROWD_TOPICS = 100
 FAN_OUT = 10
 CLOSED_BURST_S = 0.01       # what a burst of the closed loops takes, about
 TRANSACTIONS_ROUND_S = 0.04     # likewise, and a round of transactions with its warm-up
+# The same in all brokers and rounds: a name decides whether a transaction's coordinator is also the topic's owner.
+TRANSACTIONS_TOPIC = ("persistent://public/default/bench-transactions",)
 # seconds of rest before memory is read; long against the times after which brokers drop cached entries
 SETTLE_S = 5.0
 REFUSED = "refused"
@@ -121,7 +123,7 @@ def closed(broker: Broker, settings: Settings, *, messages: int, topics: int) ->
 
 def transactions(broker: Broker, settings: Settings, *, consumes: bool) -> Cells:
     """Measure transactions of a message each that is published, and of another one that is acknowledged."""
-    loop = TransactionLoop(_load(broker), consumes=consumes)
+    loop = TransactionLoop(replace(_load(broker), topics=TRANSACTIONS_TOPIC), consumes=consumes)
     rounds = max(1, round(settings.seconds / TRANSACTIONS_ROUND_S))
     loop.feed(2 * rounds)
     loop.run(rounds)
