@@ -1,6 +1,7 @@
-"""Objects of each language, through JSON and Avro, read by each other language, as columns, and by Geminga itself.
+"""Objects of each language, through JSON, Avro and Protobuf, read by each other language, as columns, and by Geminga.
 
 Each kind has topics of its own, in which a program publishes an object with a field of that kind: `programs/objects.*`.
+Protobuf has programs of its own, with classes that `protoc` makes of `programs/objects.proto`.
 """
 
 import json
@@ -21,7 +22,8 @@ from .subject import Answers, NotRun, Subject
 
 NAME = "objects"
 ABOUT = ("An object with one field, which a class, record or struct of each language has, published with the schema "
-         "that its client makes of it; clients of Go and Rust take a definition. `clients` are the four languages, "
+         "that its client makes of it; clients of Go and Rust take a definition. `clients` are the four languages, of "
+         "Protobuf the two whose classes `protoc` makes, "
          "`tables` DuckDB, Arrow, pandas, Polars and Spark with the night's column, `geminga` what `geminga search` "
          "prints. The answer is the value if all read the same one.")
 
@@ -61,8 +63,10 @@ DECIDED = {
     ("tables", "AVRO"): (("char",), AS_WRITTEN),
     ("geminga", "JSON"): (("char", "date", "time", "bytes", "enum", "nan"), SHOWN),
     ("geminga", "AVRO"): (("char", "bytes"), "bytes are base64, and characters numbers"),
+    ("geminga", "PROTOBUF"): (("bytes",), "bytes are base64, as in JSON of Protobuf"),
 }
-PYTHON_LACKS = {"char", "date", "time", "decimal", "uuid"}
+PROTOBUF = "Java", "Python"
+PYTHON_LACKS = {"char", "date", "time", "decimal", "uuid"}      # Protobuf lacks them too
 LIBRARIES = {"DuckDB": ("duckdb", ("duckdb==2.0.1", readers.ARROW)), "Arrow": ("pyarrow", (readers.ARROW,)),
              "pandas": ("pandas", ("pandas==2.3.3", readers.ARROW)), "Polars": ("polars", ("polars==2.1.0",)),
              "Spark": ("pyspark", ("pyspark==4.3.0",))}
@@ -72,6 +76,21 @@ def _definitions(form: str) -> str:
     return json.dumps({kind: {"type": "record", "name": kind.capitalize(), "fields": [
         {"name": "id", "type": "int"}, {"name": "value", "type": (form == "JSON" and in_json) or in_avro}]}
         for kind, (in_avro, in_json, _) in KINDS.items()})
+
+
+def _program_of_protobuf(language: str) -> list[str | Path]:
+    """Return the command of a language's program for Protobuf.  Raises NotRun."""
+    programs, version, definition = registries.PROGRAMS, VERSIONS[language], registries.PROGRAMS / "objects.proto"
+    made = registries.installed("protobuf", language + definition.read_text(), lambda folder: registries.run(
+        ["protoc", f"--{language.lower()}_out={folder}", f"-I{programs}", definition]))
+    if language == "Python":
+        python = registries.python(f"pulsar-client=={version}", "protobuf==6.33.0")
+        return ["env", f"PYTHONPATH={made}", python, programs / "objects_protobuf.py"]
+    jars = registries.jars({"org.apache.pulsar:pulsar-client": version,
+                            "com.google.protobuf:protobuf-java": "3.25.8"}, {})
+    classes = registries.classes(jars, programs / "Things.java", programs / "ProtobufObjects.java",
+                                 *made.rglob("*.java"))
+    return ["java", *JVM, "-cp", f"{classes}:{jars}/*", "ProtobufObjects"]
 
 
 def _program(language: str) -> list[str | Path]:
@@ -100,7 +119,7 @@ def _done(ground: Ground, language: str, step: str, name: str, kinds: list[str],
     definitions: of the kinds, as JSON, for languages that take them as text.
     """
     try:
-        command = _program(language)
+        command = _program_of_protobuf(language) if "PROTOBUF" in name else _program(language)
     except NotRun as why:
         return dict.fromkeys(kinds, f"not run: {why}")
     more = {} if language == "Java" else {"definitions": definitions}
@@ -169,7 +188,8 @@ def _subject(language: str, form: str) -> Subject:
             yield reader, {"": failed} | (read(ground, kinds, topic) if kinds else {})
         said = json.dumps({kind: _registered(ground, f"{topic}-{kind}") for kind in kinds})
         yield "clients", {"": failed} | {
-            other: _done(ground, other, "read", name, kinds, prefix, said) for other in VERSIONS}
+            other: _done(ground, other, "read", name, kinds, prefix, said)
+            for other in (PROTOBUF if form == "PROTOBUF" else VERSIONS)}
 
     def ask(ground: Ground, asked: list[str]) -> Answers:
         kinds = list(dict.fromkeys(thing.split()[0] for thing in asked))
@@ -180,7 +200,7 @@ def _subject(language: str, form: str) -> Subject:
                 if given := {other: said[kind] for other, said in by.items() if kind in said}:
                     yield f"{kind} by {reader}", _together(given)
 
-    kinds = [kind for kind in KINDS if not (language == "Python" and kind in PYTHON_LACKS)]
+    kinds = [kind for kind in KINDS if kind not in PYTHON_LACKS or (language != "Python" and form != "PROTOBUF")]
     return Subject(name, f"of client {VERSIONS[language].removeprefix('v')}", _asked(kinds), ask, compared=True,
                    decided={f"{kind} by {reader}": why for (reader, in_form), (some, why) in DECIDED.items()
                             if in_form == form for kind in some})
@@ -188,4 +208,5 @@ def _subject(language: str, form: str) -> Subject:
 
 def subjects(newest: bool) -> list[Subject]:
     """Return a subject for each language and encoding, of pinned versions only."""
-    return [] if newest else [_subject(language, form) for language in VERSIONS for form in ("JSON", "AVRO")]
+    return [] if newest else [*(_subject(language, form) for language in VERSIONS for form in ("JSON", "AVRO")),
+                              *(_subject(language, "PROTOBUF") for language in PROTOBUF)]
