@@ -136,7 +136,7 @@ def read_one(command: api.CommandSend, entry: bytes, *, reads_positions: bool = 
     if metadata.HasField("marker_type"):
         messages, flags = 0, flags & ~IS_BATCH | IS_MARKER
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, position + 1,
-            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, transaction,
+            0, varints.signed(metadata.publish_time), 0, metadata.deliver_at_time, transaction,
             len(entry), messages, key_hash, flags, checksum, 0)
 
 
@@ -272,10 +272,6 @@ def key_bytes(key: str | bytes, is_base64: bool) -> bytes:
         except (binascii.Error, ValueError):
             pass
     return key if isinstance(key, bytes) else key.encode()
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 @dataclass(eq=False)

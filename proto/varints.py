@@ -50,6 +50,11 @@ def decode(data: bytes | memoryview, at: int) -> tuple[int, int]:
             raise ValueError("varint longer than ten bytes")
 
 
+def signed(value: int) -> int:
+    """Return an unsigned field of 64 bits as a signed number: Pulsar reads all of them so, and its client sends -1."""
+    return value - (1 << 64) if value >> 63 else value
+
+
 def length(value: int) -> int:
     """Return the number of bytes in the varint of `value`."""
     return max(1, (value.bit_length() + 6) // 7)

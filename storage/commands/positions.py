@@ -3,6 +3,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 from geminga.proto.commands import T
 from geminga.proto.errors import Refusal
+from geminga.proto.varints import signed
 from geminga.storage.commands.consumers import consumer_of
 from geminga.storage.commands.requests import carries_out
 from geminga.storage.commands.subscriptions import close_consumers, position_of, reset_subscription
@@ -37,7 +38,7 @@ def seek(decisions: Decisions, clients: Clients, session: Session, request: api.
         start = position_of(request.message_id)
         position = partition.mark_delete_before(start, view)
     elif request.HasField("message_publish_time"):
-        position = partition.mark_delete_before_time(min(request.message_publish_time, (1 << 63) - 1), view)
+        position = partition.mark_delete_before_time(signed(request.message_publish_time), view)
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
     close_consumers(decisions, clients, subscription)

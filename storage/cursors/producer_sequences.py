@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from geminga.proto.rows import Rows
 from geminga.proto.sends import CHUNK_ID, CHUNK_ID_MAX, HAS_KEY, IS_CHUNK, IS_LAST_CHUNK
+from geminga.proto.varints import signed
 from geminga.storage import format
 from geminga.storage.cursors.missing_ids import Gap, MissingIds
 from geminga.storage.ledgers import journal_ops
@@ -78,10 +79,8 @@ def schedule_of(identity: bytes) -> int | None:
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:
     """Return (first, last) sequence id of a SEND, as signed numbers: Pulsar reads the unsigned fields as signed."""
-    first = sequence_id - (1 << 64) if sequence_id >> 63 else sequence_id
-    if not highest:
-        return first, first
-    return first, max(first, highest - (1 << 64) if highest >> 63 else highest)
+    first = signed(sequence_id)
+    return first, max(first, signed(highest)) if highest else first
 
 
 def supposed_end(first: int, last: int, messages: int, highest: int, flags: int) -> int:

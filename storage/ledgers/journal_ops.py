@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.rows import Rows, struct_of
+from geminga.proto.varints import signed
 from geminga.storage import format
 from geminga.storage.ledgers.position import Position
 
@@ -221,7 +222,7 @@ def transaction_sequences(transaction: int, partition_id: int, producer: int, fi
 def transaction_role(transaction: int, partition_id: int, role: int) -> bytes:
     """Return the op for the role that began a transaction which a partition has part in.  role: its hash, 64 bits."""
     kind = format.TRANSACTION_SEQUENCE | format.ROLE << format.NUMBER
-    return _T_SEQUENCE.pack(kind, 0, partition_id, 0, role - (1 << 64) if role >> 63 else role, transaction)
+    return _T_SEQUENCE.pack(kind, 0, partition_id, 0, signed(role), transaction)
 
 
 def transaction_acks(transaction: int, partition_id: int, subscription_id: int, ledger_id: int, first: int,

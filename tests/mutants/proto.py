@@ -47,7 +47,7 @@ BUGS = [
          "the ordering key is ignored"),
         ("return base64.b64decode(key, validate=True)", "return base64.b64decode(key)",
          "what is no base64 is decoded all the same"),
-        ("return value - (1 << 64) if value >> 63 else value", "return value", "negative publish times are huge"),
+        ("varints.signed(metadata.publish_time)", "metadata.publish_time", "negative publish times are huge"),
         ("count = min((end - at) // self.total, (len(buffer) - at - self.reach) // self.total + 1)",
          "count = (end - at) // self.total",
          "words are read behind the buffer"),

@@ -394,7 +394,7 @@ BUGS = [
             "        table[producer] = progress\n",
             "who came first is forgotten though it publishes",
         ),
-        ("return first, max(first, highest", "return first, min(first, highest",
+        ("return first, max(first, signed(highest))", "return first, min(first, signed(highest))",
          "a batch counts by its first message only"),
         ("        if first > self.last:\n            self.r", "        if first >= self.last:\n            self.r",
          "the last message is stored again"),

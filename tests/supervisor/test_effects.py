@@ -800,10 +800,11 @@ def _(at):
 @effect("POST", _S + "/resetcursor/{time_ms}")
 def _(at):
     at.made("s other", 3)
-    for name in ("s", "other"):
-        at.set("POST", f"{at.t}/subscription/{name}/skip_all")
-    at.go(time_ms=0)
-    assert at.backlogs() == {"s": 3, "other": 0}
+    for time_ms in (0, -1):
+        for name in ("s", "other"):
+            at.set("POST", f"{at.t}/subscription/{name}/skip_all")
+        at.go(time_ms=time_ms)
+        assert at.backlogs() == {"s": 3, "other": 0}
 
 
 @effect("POST", _S + "/resetcursor")

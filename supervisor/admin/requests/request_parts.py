@@ -228,6 +228,12 @@ def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) 
     return int(text)
 
 
+def time_of(request: web.Request, text: str) -> int:
+    """Return a text as a time in ms; 0 for times before 1970, which Pulsar's tools send when they go back 60 years."""
+    time_ms = number_of(request, text.removeprefix("-"), "The time")
+    return 0 if text.startswith("-") else time_ms
+
+
 def status(code: int, text: str) -> web.HTTPException:
     """Return an exception that makes aiohttp answer with this status and text."""
     class _Other(web.HTTPClientError):

@@ -37,6 +37,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     single_of,
     status,
     subscription_of,
+    time_of,
 )
 from geminga.workers.messages.message import text_of, texts_of
 
@@ -92,7 +93,7 @@ async def last(request: web.Request) -> web.Response:
 @routes.get(TOPIC + "/messageid/{time_ms}", right=rights.CONSUMES)
 async def at_time(request: web.Request) -> web.Response:
     """Answer with the id of the first message published at the time or later."""
-    time_ms = number_of(request, part_of(request, "time_ms"), "The time")
+    time_ms = time_of(request, part_of(request, "time_ms"))
     refused = "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic " \
               "partition"
     position = await ask_single(request, refused, partial(FindByTime, time_ms=time_ms))

@@ -28,10 +28,10 @@ from geminga.supervisor.admin.requests.request_parts import (
     catalogue_of,
     done,
     namespace_of,
-    number_of,
     part_of,
     properties_of,
     subscription_of,
+    time_of,
     topic_of,
 )
 from geminga.supervisor.admin.resources import scalable_deletion
@@ -157,7 +157,7 @@ async def delete_subscription(request: web.Request) -> web.Response:
 @routes.post(_SUBSCRIPTION + "/seek", right=rights.CONSUMES)
 async def seek_subscription(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time, in each segment."""
-    time_ms = number_of(request, request.query.get("timestamp", "0"), "The time")
+    time_ms = time_of(request, request.query.get("timestamp", "0"))
     await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
                                     asked_ms=now_ms()))
     return done()

@@ -57,6 +57,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     part_of,
     parts_of,
     subscription_of,
+    time_of,
     topic_of,
     usable,
 )
@@ -291,7 +292,7 @@ async def skip(request: web.Request) -> web.Response:
 @routes.post(_SUBSCRIPTION + "/resetcursor/{time_ms}", right=rights.CONSUMES)
 async def reset_to_time(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time."""
-    time_ms = number_of(request, part_of(request, "time_ms"), "The time")
+    time_ms = time_of(request, part_of(request, "time_ms"))
     await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
                                     asked_ms=now_ms()))
     return done()
