@@ -30,7 +30,7 @@ def admit_consumer(catalogue: Catalogue, counters: Counters, topic: Topic, schem
         registry.check_consumer(catalogue, topic.name, definition, topic.policies.schema_strategy, counters)
     elif _is_unused(topic):
         registry.register(catalogue, topic.name, definition, topic.policies, counters)
-    else:
+    elif topic.policies.schema_strategy != registry.ALWAYS_COMPATIBLE:
         raise registry.incompatible("Failed to add schema to an active topic with empty(BYTES) schema: "
                                     f"new schema type {registry.TYPES[definition.kind]}")
 

@@ -289,6 +289,12 @@ def test_a_topic_that_is_used_without_a_schema_is_given_none_by_a_consumer(opene
     assert (one.produce(*avro(A)), one.subscribe(*avro(A))) == (0, None)
 
 
+def test_a_topic_whose_strategy_admits_everything_takes_any_consumer(opened, namespace):
+    """A consumer with a schema is admitted to a used topic without one, which stays without, as in Pulsar 4.0.7."""
+    one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_COMPATIBLE"))
+    assert (one.produce(), one.subscribe("String"), one.get()) == (None, None, api.TopicNotFound)
+
+
 # Versions of one topic, in this order: a field with a default, no field, the field with another type.
 FIRST, SECOND = avro({"name": "a", "type": "string", "default": ""}), avro()
 THIRD = avro({"name": "a", "type": "int", "default": 1})
