@@ -63,6 +63,7 @@ from geminga.workers.http_messages.calls import calls_path
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
+from geminga.workers.options import WorkerOptions
 from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners
@@ -167,15 +168,24 @@ class Supervisor:
         """Derive two kinds of addresses from the configuration: those sent to clients, and those printed at start."""
         port, tls_port = self._ports.number("network"), self._ports.number("tls")
         http, https = self._http_url("http"), self._http_url("https")
-        self.addresses = addresses(config.worker, port, tls_port, http, https)
+        told = [self._http_url(scheme, config.worker) for scheme in ("http", "https")]
+        self.addresses = addresses(config.worker, port, tls_port, *told)
         host = config.worker.advertised_address or config.worker.bind
         self._shown = {"clients": [url("pulsar", host, port), url("pulsar+ssl", host, tls_port)], "http": [http, https]}
         others = "" if config.worker.advertised_address else listening.reached_from_others(config.worker.bind)
         self._shown_to_others = [url("pulsar", others, port), url("pulsar+ssl", others, tls_port)] if others else []
 
-    def _http_url(self, scheme: str) -> str:
-        listener = self.http_listeners.get(scheme)
-        return url(scheme, *listener.getsockname()[:2]) if listener else ""
+    def _http_url(self, scheme: str, clients: WorkerOptions | None = None) -> str:
+        """Return the URL of a listener, "" without one.
+
+        clients: the options whose advertised address is its host, unless they are for other hosts and it is not.
+        """
+        if (listener := self.http_listeners.get(scheme)) is None:
+            return ""
+        host, port = listener.getsockname()[:2]
+        if clients and (not exposure.is_loopback(host) or exposure.is_loopback(clients.bind)):
+            host = clients.advertised_address or host
+        return url(scheme, host, port)
 
     # -- bodies of the children
 

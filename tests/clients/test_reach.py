@@ -154,6 +154,19 @@ def test_an_advertised_address_wins(start_broker: Callable[..., Broker], tmp_pat
         assert (answer.brokerServiceUrl, answer.proxy_through_service_url) == ("pulsar://out.example:1", False)
 
 
+@pytest.mark.parametrize(("binds", "host"), [
+    (("127.0.0.1", "127.0.0.1"), "broker.example"), (("0.0.0.0", "0.0.0.0"), "broker.example"),
+    (("0.0.0.0", "127.0.0.1"), "127.0.0.1")])
+def test_http_has_the_advertised_address_too(start_broker: Callable[..., Broker], tmp_path, binds, host):
+    """The broker's name in administration has it, unless HTTP is only for this host, and clients come from others."""
+    place = tmp_path / "geminga.toml"
+    place.write_text(f'http_bind = "{binds[1]}"\n[network]\nadvertised_address = "broker.example"\n')
+    broker = start_broker("--config", str(place), "--bind", binds[0])
+    told = f"{host}:{port_of(broker.http_url)}"
+    assert request("GET", f"{broker.http_url}/admin/v2/brokers") == (200, json.dumps([told]))
+    assert looked_up(broker, "127.0.0.3")["httpUrl"] == f"http://{told}"
+
+
 def test_connect_takes_the_name_of_a_broker_behind_a_proxy(everywhere):
     """Clients that stay name the address of the lookup in CONNECT, which the broker accepts for what it is: a name."""
     assert asked(everywhere).proxy_through_service_url
