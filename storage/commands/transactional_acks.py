@@ -10,7 +10,7 @@ An ACK is carried out as a whole, or refused as a whole, and then nothing has ch
     ConsumerNotFound        the connection has no such consumer
 
 Messages that do not exist are ignored.  An individual ACK and the cumulative one of another transaction may be for the
-same messages.  Messages of a batch count only if the option batch_index_acknowledgement is on.
+same messages.  Messages of a batch count without the option batch_index_acknowledgement too, as in Pulsar.
 """
 from collections.abc import Sequence
 
@@ -29,7 +29,6 @@ from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.open_topics import acknowledge
 from geminga.storage.open_topics.decisions import Decisions
-from geminga.storage.open_topics.options_in_force import OptionsInForce
 from geminga.storage.open_topics.session import Session
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription
@@ -42,7 +41,7 @@ _IMPLIED_MAX = 1 << 14      # words of ack sets that one command leaves out; a b
 
 
 @carries_out(T.ACK)
-def acknowledge_in_transaction(decisions: Decisions, options: OptionsInForce, held_acks: HeldAcks, session: Session,
+def acknowledge_in_transaction(decisions: Decisions, held_acks: HeldAcks, session: Session,
                                request: api.CommandAck) -> None:
     """ACK with the id of a transaction.  It is answered if it has a request id.  Raises Refusal."""
     consumer = session.consumers.get(request.consumer_id)
@@ -61,7 +60,7 @@ def acknowledge_in_transaction(decisions: Decisions, options: OptionsInForce, he
                       "Transaction ({},{}) is not open, or lacks this subscription".format(*bits))
     # Also if the ACK is refused, because the messages are gone by now.
     _tell_dispatcher(decisions, subscription, request)
-    asked = _Reading(options, subscription, transaction).read(request)
+    asked = _Reading(subscription, transaction).read(request)
     consumer.acked_ms = decisions.now_ms
     if subscription.is_durable or _is_open(subscription.partition, transaction):
         messages = pending.withhold(decisions, subscription, transaction, asked)
@@ -123,8 +122,7 @@ def _is_added(partition: Partition, subscription: Subscription, transaction: int
 class _Reading:
     """An ACK of one transaction, as it is read and compared with what is acknowledged."""
 
-    def __init__(self, options: OptionsInForce, subscription: Subscription, transaction: int):
-        self._takes_parts = options.current.batch_index_acknowledgement
+    def __init__(self, subscription: Subscription, transaction: int):
         self._subscription, self._transaction = subscription, transaction
         self._cursor, self._withheld = subscription.cursor, subscription.withheld
         assert isinstance(subscription.partition, Partition), subscription
@@ -154,8 +152,6 @@ class _Reading:
                 withheld is not None and withheld.has_whole(ledger_id, entry_id)):
             raise _conflict(position)
         if ack_set:
-            if not self._takes_parts:
-                return
             messages, left = self._left(ledger, entry_id, ack_set)
             if left:
                 return self._ask_part(position, ((1 << messages) - 1) & ~left, bits)
@@ -185,13 +181,13 @@ class _Reading:
             return
         ledger = self._existing(position)
         messages, left = (0, 0) if ledger is None or not ack_set else self._left(ledger, position[1], ack_set)
-        if not left and (self._takes_parts or not ack_set):
+        if not left:
             self._asked.up_to = position
             return
         before = position[0], position[1] - 1
         if before > own:
             self._asked.up_to = before
-        if self._takes_parts and not self._cursor.is_acknowledged(*position):
+        if not self._cursor.is_acknowledged(*position):
             known = self._cursor.parts.get(position[0], {}).get(position[1])
             fresh = ((1 << messages) - 1) & ~left & (-1 if known is None else known)
             if withheld is not None:
