@@ -50,8 +50,9 @@ main() {
 }
 
 install() {
-    release=$(. /etc/os-release && echo "${ID-} ${VERSION_ID-}")
-    case $release in 'debian 12'|'debian 13') ;; *) fail "needs Debian 12 or 13, and this is $release" ;; esac
+    # Until its release, Debian 14 has no VERSION_ID.
+    release=$(. /etc/os-release && echo "${ID-} ${VERSION_ID-$(case ${VERSION_CODENAME-} in forky) echo 14 ;; esac)}")
+    case $release in 'debian 12'|'debian 13'|'debian 14') ;; *) fail "needs Debian 12 or 13, and this is $release" ;; esac
     dpkg --configure -a >/dev/null 2>&1 || true      # completes an installation that a power cut interrupted
     say "fetching the lists of Debian's packages"
     apt-get -qq update >/dev/null 2>&1 || say "lists of packages could not be fetched; going on with the old ones"

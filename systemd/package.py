@@ -41,7 +41,9 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent
 OWN = "geminga"
 LAYERS = ("proto", "storage", "workers", "supervisor")
-JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
+# By release of Debian.
+JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless", "14": "openjdk-21-jre-headless"}
+UNRELEASED = {"forky": "14"}      # codename -> release, whose os-release has no VERSION_ID yet
 UNITS = (".service", ".timer", ".slice")
 # Beginnings of links in pages of the checkout, and where these lead among the installed documents.
 INSTALLED_LINKS = {"](systemd/runbook/": "](runbook/", "](../systemd/runbook/": "](../runbook/",
@@ -108,9 +110,9 @@ def main() -> int:
 
 
 def debian_release() -> str:
-    """Return the release of Debian that runs here, "12" or "13".  Raises PackageError elsewhere."""
+    """Return the release of Debian that runs here, such as "13".  Raises PackageError elsewhere."""
     facts = platform.freedesktop_os_release()
-    release = facts.get("VERSION_ID", "")
+    release = facts.get("VERSION_ID", UNRELEASED.get(facts.get("VERSION_CODENAME", ""), ""))
     if facts.get("ID") != "debian" or release not in JAVA:
         here = facts.get("PRETTY_NAME", "something else")
         raise PackageError(f"packages are made on Debian {' or '.join(JAVA)}, and this is {here}")

@@ -11,11 +11,12 @@ from .box import Box, NoBox, own_machine, pristine, what_is_missing
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 CHECKOUT = "docs", "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
 INSTALL = "sh", "/root/install.sh"       # without a checkout: from packages whose files are named
-SUITES = "bookworm", "trixie"
+SUITES = "bookworm", "trixie"      # that users are promised
+COMING = "forky"                   # not released yet: it changes every day, and is tried by hand
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=SUITES, default=SUITES[0], help="of Debian (default: %(default)s)")
+    parser.add_argument("--suite", choices=(*SUITES, COMING), default=SUITES[0], help="of Debian (default: %(default)s)")
     parser.add_argument("--package", type=Path, action="append", default=[],
                         help="install this .deb, rather than one that is built in the box; may be repeated")
     parser.add_argument("--cache", type=Path, default=Path("/var/cache/geminga-boxes"),
