@@ -16,7 +16,8 @@ COMING = "forky"                   # not released yet: it changes every day, and
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=(*SUITES, COMING), default=SUITES[0], help="of Debian (default: %(default)s)")
+    parser.add_argument("--suite", choices=(*SUITES, COMING), default=SUITES[0],
+                        help="of Debian (default: %(default)s)")
     parser.add_argument("--package", type=Path, action="append", default=[],
                         help="install this .deb, rather than one that is built in the box; may be repeated")
     parser.add_argument("--cache", type=Path, default=Path("/var/cache/geminga-boxes"),

@@ -164,7 +164,8 @@ def test_two_topics_that_are_each_others_dead_letter_topic_pass_a_message_once(b
     assert (stats(broker, one, "s"), stats(broker, other, "s")) == (0, 1)
     client.create_producer(other).send(b"second")
     nack_all(consumers[1], lambda: stats(broker, one, "s") == 1)
-    assert (consumers[0].receive(HANG_MS).data(), stats(broker, other, "s")) == (b"second", 1)
+    assert consumers[0].receive(HANG_MS).data() == b"second"
+    eventually(lambda: stats(broker, other, "s") == 1)      # a letter is acknowledged once it is stored
 
 
 @pytest.mark.parametrize("mine", [1, 3])
@@ -223,7 +224,11 @@ def test_messages_that_name_their_time_to_live_expire_by_it(broker, client, batc
 @pytest.mark.java
 @pytest.mark.parametrize("mine", [1, 2, 3])
 def test_javas_policy_and_the_brokers_make_one_letter_of_each_message(broker, client, java, tmp_path, mine):
-    """Java's client moves whole batches, the broker their messages; with the same number either may be first."""
+    """Java's client moves whole batches, the broker their messages; with the same number either may be first.
+
+    A slow client gives back a batch in two rounds of its timer, and moves it in each.  The broker may have moved the
+    messages before the second.
+    """
     topic = unique_topic("orders")
     client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared).close()
     set_policy(broker, topic, maxRedeliverCount=2)
@@ -238,10 +243,10 @@ def test_javas_policy_and_the_brokers_make_one_letter_of_each_message(broker, cl
         assert process.returncode == 0, (tmp_path / "log").read_text()[-3000:]
     found = letters(client, f"{topic}-s-DLQ")
     ours = [one.data() for one in found if "geminga.dead-letter.reason" in one.properties()]
-    # A slow client gives back a batch in two rounds of its timer, and moves the batch in each.
     javas = {one.data() for one in found if "geminga.dead-letter.reason" not in one.properties()}
-    assert sorted([*ours, *javas]) == sorted(b"%d %d" % (batching, number)
-                                             for batching in (0, 1) for number in range(30))
+    assert {*ours, *javas} == {b"%d %d" % (batching, number) for batching in (0, 1) for number in range(30)}
+    assert len(set(ours)) == len(ours)
+    assert all(payload.startswith(b"1 ") for payload in javas.intersection(ours))
     assert {one.properties()["REAL_TOPIC"] for one in found} == {topic}
     if mine != 2:
         assert {"geminga.dead-letter.reason" in one.properties() for one in found} == {mine > 2}
