@@ -209,6 +209,16 @@ def test_internal_stats_tell_how_a_topic_is_stored(broker, busy):
     assert (offline["totalMessages"], offline["cursorDetails"]["exclusive"]["cursorBacklog"]) == (10, 6)
 
 
+def test_cursors_have_the_names_that_pulsar_gives_them(broker):
+    topic = unique_topic("cursors")
+    assert request("PUT", url(broker, topic, "").rstrip("/"))[0] == 204
+    for name in ("a%2Fb%20c+d", "%C3%A9*~.:"):      # the second one's answer of Pulsar 4.0.7: %C3%A9*%7E.%3A
+        assert request("PUT", url(broker, topic, f"subscription/{name}"))[0] == 204
+    for kind in ("internalStats", "internal-info"):
+        assert sorted(get(broker, topic, kind)["cursors"]) == ["%C3%A9*%7E.%3A", "a%2Fb+c+d"]
+    assert " " not in request("GET", url(broker, topic, "internal-info"))[1]
+
+
 @pytest.mark.parametrize(("body", "status"), [
     (b'{"ledgerId": -1, "entryId": -1, "partitionIndex": -1}', 200), (b'{"ledgerId": "x"}', 400), (b"[]", 400),
     (b"{", 400), (b"", 400),

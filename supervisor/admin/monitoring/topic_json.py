@@ -6,6 +6,7 @@ Geminga's own are `messages` of a subscription, an account of all messages since
 `exportedPosition`, `lastExportTimestamp`, `unexportedSize` and `oldestUnexportedMessageAgeSeconds`.
 """
 from typing import Any
+from urllib.parse import quote_plus
 
 from geminga.proto.names import TopicName, is_system
 from geminga.storage.admin.figures import (
@@ -220,7 +221,7 @@ def internal_stats(topic: TopicName, figures: StorageFigures) -> Json:
         "state": "Terminated" if figures.is_terminated else "LedgerOpened",
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "offloaded": False,
                      "underReplicated": False} for one in figures.ledgers],
-        "cursors": {name: _cursor_stats(one, last.created_ms) for name, one in figures.cursors.items()},
+        "cursors": {_cursor_name(name): _cursor_stats(one, last.created_ms) for name, one in figures.cursors.items()},
         "compactedLedger": {**_compacted_ledger(figures.view), "offloaded": False, "underReplicated": False},
     }
 
@@ -229,6 +230,11 @@ def _compacted_ledger(view: ViewFigures | None) -> dict[str, int]:
     if view is None:
         return dict.fromkeys(("ledgerId", "entries", "size"), -1)
     return {"ledgerId": view.number, "entries": view.entries, "size": view.size}
+
+
+def _cursor_name(subscription: str) -> str:
+    """Return the name of a subscription's cursor, which Pulsar encodes as Java's URLEncoder does."""
+    return quote_plus(subscription, safe="*").replace("~", "%7E")
 
 
 def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Json:
@@ -262,10 +268,11 @@ def internal_info(stored: StoredTopic) -> Json:
         "version": 1, "creationDate": created, "modificationDate": instant(last.created_ms),
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "timestamp": one.created_ms,
                      "isOffloaded": False} for one in stored.ledgers],
-        "cursors": {name: {"version": 1, "creationDate": created, "cursorsLedgerId": -1,
-                           "modificationDate": instant(one.advanced_ms or last.created_ms),
-                           "markDelete": {"ledgerId": one.mark_delete[0], "entryId": one.mark_delete[1]}}
-                    for name, one in stored.cursors.items()},
+        "cursors": {_cursor_name(name): {
+            "version": 1, "creationDate": created, "cursorsLedgerId": -1,
+            "modificationDate": instant(one.advanced_ms or last.created_ms),
+            "markDelete": {"ledgerId": one.mark_delete[0], "entryId": one.mark_delete[1]}}
+            for name, one in stored.cursors.items()},
     }
 
 
