@@ -131,7 +131,7 @@ class Policies:
     @property
     def new_topics_partitions(self) -> int:
         """The number of partitions of a topic that is created at its first use; 0: it is not partitioned."""
-        return 0 if self.auto_topic_type == "non-partitioned" else self.auto_create_partitions
+        return 0 if self.auto_topic_type.lower() == "non-partitioned" else self.auto_create_partitions
 
     @property
     def has_rates(self) -> bool:

@@ -75,11 +75,11 @@ def auto_creation(kept: dict[str, Any]) -> None:
     """Check the topic type and the number of partitions, if topics are created automatically."""
     if not kept["allowAutoTopicCreation"]:
         return
-    kind: str | None = kept.get("topicType")
+    kind: str = str(kept.get("topicType", "null")).lower()
     partitions: Any = kept.get("defaultNumPartitions")
     text = ""
-    if not kind:
-        text = "Unknown topic type [null]"
+    if kind not in ("partitioned", "non-partitioned"):
+        text = f"Unknown topic type [{kept.get('topicType', 'null')}]"
     elif kind == "partitioned" and partitions is None:
         text = "[defaultNumPartitions] cannot be null when the type is partitioned."
     elif kind == "partitioned" and partitions <= 0:

@@ -273,7 +273,7 @@ TABLE = {policy.name: policy for policy in map(declared, (
     Policy("autoTopicCreation", "Whether a topic is created when it is first used, and with how many partitions.", (
         Part("allowAutoTopicCreation", BOOLEAN, field="auto_create_topics", key="auto_create_topics", default=False,
              option=Option(SWITCH, required=True)),
-        Part("topicType", one_of("partitioned", "non-partitioned", ""), field="auto_topic_type",
+        Part("topicType", TEXT._replace(choices=("partitioned", "non-partitioned", "")), field="auto_topic_type",
              option=Option("--type -t", sent="non-partitioned")),
         Part("defaultNumPartitions", INTEGER, field="auto_create_partitions", key="auto_create_partitions",
              key_values=(0, 10_000),

@@ -261,6 +261,33 @@ def test_a_flag_that_is_neither_true_nor_false_is_refused_and_nothing_is_done(br
     assert seen(broker) == before
 
 
+@pytest.mark.parametrize(("method", "path", "body", "status"), [
+    ("POST", "non-persistent/public/default/t/terminate", None, 406),
+    ("POST", "non-persistent/public/nowhere/t/terminate", None, 406),
+    ("DELETE", "non-persistent/public/default/t/truncate", None, 412),
+    ("PUT", "persistent/public/closed/t/subscription/s", b"{}", 412),
+    ("PUT", "persistent/public/nowhere/t/subscription/s", b"{}", 404),
+    ("POST", "namespaces/public/closed/autoTopicCreation",
+     b'{"allowAutoTopicCreation": true, "topicType": "x", "defaultNumPartitions": 2}', 412),
+    ("POST", "namespaces/public/closed/autoTopicCreation",
+     b'{"allowAutoTopicCreation": false, "topicType": "x"}', 204)])
+def test_refusals_have_the_status_that_pulsar_gives_them(broker, method, path, body, status):
+    namespace = f"{broker.http_url}/admin/v2/namespaces/public/closed"
+    assert request("PUT", namespace)[0] in (204, 409)
+    assert request("POST", namespace + "/autoTopicCreation", b'{"allowAutoTopicCreation": false}')[0] == 204
+    assert request(method, f"{broker.http_url}/admin/v2/{path}", body)[0] == status
+
+
+def test_the_kind_of_topics_that_are_created_is_read_in_any_case(broker):
+    base = f"{broker.http_url}/admin/v2"
+    assert request("PUT", f"{base}/namespaces/public/upper")[0] == 204
+    for kind, given, count in (("PARTITIONED", ', "defaultNumPartitions": 2', 2), ("Non-Partitioned", "", 0)):
+        body = f'{{"allowAutoTopicCreation": true, "topicType": "{kind}"{given}}}'
+        assert request("POST", f"{base}/namespaces/public/upper/autoTopicCreation", body.encode())[0] == 204
+        _, text = request("GET", f"{base}/persistent/public/upper/{kind}/partitions?checkAllowAutoCreation=true")
+        assert json.loads(text)["partitions"] == count
+
+
 def test_a_body_that_is_too_large_is_refused(ask):
     status, reason = ask("PUT", "/admin/v2/clusters/c", b" " * (1 << 20) + b"1")
     assert (status, bool(reason)) == (413, True)

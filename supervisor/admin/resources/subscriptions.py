@@ -56,6 +56,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     number_of,
     part_of,
     parts_of,
+    status,
     subscription_of,
     time_of,
     topic_of,
@@ -78,6 +79,8 @@ _SEGMENTS, _SEGMENTS_MIN, _SEGMENTS_MAX = 200, 20, 400      # of all partitions 
 @routes.post(TOPIC + "/terminate", right=rights.TOPIC)
 async def terminate(request: web.Request) -> web.Response:
     """Terminate a topic, and answer with its last message id: nothing can be published any more."""
+    if not topic_of(request).is_persistent:
+        raise status(406, "Need to provide a persistent topic name")
     position = await ask_single(request, "Termination of a partitioned topic is not allowed", Terminate)
     return web.json_response(_last_id(position, topic_of(request)))
 
@@ -113,6 +116,8 @@ async def unload(request: web.Request) -> web.Response:
 @routes.delete(TOPIC + "/truncate", right=rights.TENANT)
 async def truncate(request: web.Request) -> web.Response:
     """Delete all messages of a topic."""
+    if not topic_of(request).is_persistent:
+        raise status(412, "unsupport truncate")      # as Pulsar says it
     await ask_parts(request, Truncate)
     return done()
 
@@ -170,6 +175,8 @@ async def create(request: web.Request) -> web.Response:
             await ask_each(request, parts, partial(question, looks=True))
         made = await ask_each(request, parts, question)
     except Refusal as refusal:
+        if refusal.code == api.TopicNotFound and catalogue_of(request).namespaces.exists(topic.namespace):
+            raise status(412, "Topic does not exist and cannot be auto-created") from None
         if refusal.code != api.NotAllowedError or FILTER in properties:
             raise
         raise web.HTTPConflict(text=refusal.message) from None      # one subscription or topic too many, as in Pulsar
