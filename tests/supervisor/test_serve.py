@@ -126,3 +126,23 @@ def test_lookup_names_the_address_that_clients_use(broker, prefix):
     status, text = request("GET", f"{broker.http_url}{prefix}/{path}")
     assert status == 200
     assert f'"brokerUrl": "{broker.service_url}"' in text and '"brokerUrlTls": ""' in text
+
+
+def test_lookup_refuses_topics_that_use_would_not_create(broker):
+    """Answers of Pulsar 4.0.7. Clients that look up over HTTP raise NotFoundException for them."""
+    namespace, lookup = "public/uncreated", f"{broker.http_url}/lookup/v2/topic"
+    base = f"{broker.http_url}/admin/v2"
+    assert request("PUT", f"{base}/namespaces/{namespace}")[0] == 204
+    assert request("PUT", f"{base}/persistent/{namespace}/parts/partitions", b"2")[0] == 204
+    assert request("PUT", f"{base}/persistent/{namespace}/plain")[0] == 204
+    for is_allowed in (True, False):
+        policy = json.dumps({"allowAutoTopicCreation": is_allowed, "topicType": "non-partitioned"}).encode()
+        assert request("POST", f"{base}/namespaces/{namespace}/autoTopicCreation", policy)[0] == 204
+        missing = 200 if is_allowed else 404
+        for topic, status in {
+                "persistent/{}/plain": 200, "persistent/{}/parts": 200, "persistent/{}/parts-partition-1": 200,
+                "persistent/{}/parts-partition-2": 404, "persistent/{}/none": missing,
+                "persistent/{}/none-partition-0": missing, "non-persistent/{}/none": 200,
+                "non-persistent/{}/parts-partition-2": 200,
+                "persistent/{}/__change_events": 200}.items():
+            assert (topic, request("GET", f"{lookup}/{topic.format(namespace)}")[0]) == (topic, status)

@@ -207,6 +207,17 @@ class Directory:
         if topic.is_segment and not self.catalogue.topics.exists(topic):
             raise Refusal(api.TopicNotFound, f"{topic} was not found in active segments of {topic.base}")
 
+    def refuse_missing(self, topic: TopicName) -> None:
+        """Raise Refusal for a persistent topic that does not exist and that use may not create."""
+        if (topic.domain != "persistent" or topic.is_segment or names.is_system(str(topic))
+                or self._is_shadowed(topic) or self._partition_count(topic) is not None):
+            return
+        count = self._partition_count(topic.base)      # None for a partition of a topic that does not exist
+        may_exist = topic.partition < count if count else policies_of(
+            self.catalogue, topic, self._storage).auto_create_topics
+        if not may_exist:
+            raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
+
     def refuse_unusable(self, topic: TopicName) -> None:
         """Raise Refusal for a topic that no producer or consumer uses: a scalable one, or a segment that is made up."""
         if topic.is_scalable:

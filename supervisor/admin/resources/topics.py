@@ -370,6 +370,7 @@ async def lookup(request: web.Request) -> web.Response:
     try:
         with topics.counters.timed("lookup"):
             url, url_tls = topics.directory.urls(str(topic_of(request)), listener)
+            topics.directory.refuse_missing(topic_of(request))      # only over HTTP, as in Pulsar
     except Refusal:
         topics.counters.add("lookups_failed")
         raise
