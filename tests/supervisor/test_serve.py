@@ -146,3 +146,6 @@ def test_lookup_refuses_topics_that_use_would_not_create(broker):
                 "non-persistent/{}/parts-partition-2": 200,
                 "persistent/{}/__change_events": 200}.items():
             assert (topic, request("GET", f"{lookup}/{topic.format(namespace)}")[0]) == (topic, status)
+            if "partition-" in topic and "parts-partition-2" not in topic:
+                url = f"{base}/{topic.format(namespace)}/partitions?checkAllowAutoCreation=true"
+                assert (topic, request("GET", url)[0]) == (topic, status)

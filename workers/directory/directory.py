@@ -78,17 +78,14 @@ class Directory:
             return 0
         if self._is_shadowed(topic):
             return self._former_partitions(topic)
+        if topic.partition < 0 or not names.is_system(str(topic)):
+            self._refuse_missing(topic, may_create)
         if topic.partition >= 0:
-            count = self._partition_count(topic.base)
-            if count and topic.partition >= count and self._partition_count(topic) is None:
-                raise Refusal(api.TopicNotFound, f"Topic {topic.base} has {count} partitions; {topic} does not exist")
             return 0
         count = self._partition_count(topic)
         if count is not None:
             return count
         policies = policies_of(self.catalogue, topic, self._storage)
-        if not (may_create and policies.auto_create_topics):
-            raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
         if policies.new_topics_partitions:
             names.refuse_reserved(topic)
             if not (topic.is_persistent or self._storage.non_persistent_topics):
@@ -209,14 +206,20 @@ class Directory:
 
     def refuse_missing(self, topic: TopicName) -> None:
         """Raise Refusal for a persistent topic that does not exist and that use may not create."""
-        if (topic.domain != "persistent" or topic.is_segment or names.is_system(str(topic))
-                or self._is_shadowed(topic) or self._partition_count(topic) is not None):
+        if topic.domain == "persistent" and not (
+                topic.is_segment or names.is_system(str(topic)) or self._is_shadowed(topic)):
+            self._refuse_missing(topic, may_create=True)
+
+    def _refuse_missing(self, topic: TopicName, may_create: bool) -> None:
+        if self._partition_count(topic) is not None:
             return
         count = self._partition_count(topic.base)      # None for a partition of a topic that does not exist
-        may_exist = topic.partition < count if count else policies_of(
-            self.catalogue, topic, self._storage).auto_create_topics
-        if not may_exist:
-            raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
+        if count and topic.partition < count:
+            return
+        if count:
+            raise Refusal(api.TopicNotFound, f"Topic {topic.base} has {count} partitions; {topic} does not exist")
+        if not (may_create and policies_of(self.catalogue, topic, self._storage).auto_create_topics):
+            raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
 
     def refuse_unusable(self, topic: TopicName) -> None:
         """Raise Refusal for a topic that no producer or consumer uses: a scalable one, or a segment that is made up."""
