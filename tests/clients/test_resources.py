@@ -182,7 +182,7 @@ def test_f148_users_make_no_system_topics(broker, namespace, domain):
         for number, (place, name) in enumerate(places):
             url = f"{broker.http_url}/admin/v2/{domain}/{place}/{name}"
             assert (put(url), put(f"{url}/partitions", 2)) == ((412, 412) if "-partition-" in name else (400, 400))
-            assert put(f"{url}/subscription/s", "earliest") in (400, 405)
+            assert put(f"{url}/subscription/s", "earliest") in (400, 409)
             topic = f"{domain}://{place}/{name}"
             answer = peer.ask(T.PRODUCER, topic=topic, producer_id=number, request_id=number)
             assert answer.error.error == api.NotAllowedError
