@@ -18,6 +18,7 @@ class StorageOptions:
     roll_over_bytes: int = 64 << 20           # a ledger is sealed when it holds so much: ledgers are deleted as a whole
     roll_over_entries: int = 1_000_000        # a ledger is sealed when it holds so many
     roll_over_age_s: int = 4 * 3600           # a ledger is sealed when it is so old
+    keep_acknowledged_s: int = 600            # open ledgers keep acknowledged entries; idle ones are sealed then; 0: no
     journal_segment_bytes: int = 16 << 20     # syncing blocks that were written before is four times faster
     journal_segments_max: int = 8             # with journal_segment_bytes a bound of what a recovery replays
     pass_bytes_max: int = 1 << 20             # bytes of entries that a pass takes in before it syncs

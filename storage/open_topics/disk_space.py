@@ -3,6 +3,8 @@
     free bytes    0 .......................... disk_refuse_below_bytes ........... disk_accept_above_bytes ........
                   publishing is refused        publishing stays as it was          publishing is allowed
 
+Open ledgers keep acknowledged entries while four times disk_accept_above_bytes are free, so that freeing them begins
+long before publishing is refused.
 Ledgers are allocated ahead of publishing, by at most a part of the bytes that are free above disk_accept_above_bytes.
 Below that mark they grow by as much as they need, and ledgers with much unused room are sealed, which frees that room.
 
@@ -25,6 +27,7 @@ _PIECES = 4               # pieces in which the reserve is given up
 # On a small file system the watermarks and the reserve are at most 1/20, 1/10 and 1/40 of it: defaults for a large one
 # would make it unusable.
 _REFUSE_PART, _ACCEPT_PART, _RESERVE_PART = 20, 10, 40
+_KEEP_TIMES = 4           # acknowledged entries are kept above so many times disk_accept_above_bytes
 _AHEAD_PART = 4           # a file may be allocated ahead by 1/4 of the room that there is for this
 _MIB = 1 << 20
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; try again", is_waited_for=True)
@@ -56,6 +59,7 @@ class DiskSpace:
         size = disk.f_blocks * disk.f_frsize
         self._refuse_below = refuse_below(disk, options)
         self._accept_above = max(min(options.disk_accept_above_bytes, size // _ACCEPT_PART), self._refuse_below)
+        self._keep_acknowledged_ms = options.keep_acknowledged_s * 1000
         self._reserve = min(options.disk_reserve_bytes, size // _RESERVE_PART)
         if self._held > self._reserve:
             os.truncate(self._reserve_path, self._reserve)
@@ -99,6 +103,13 @@ class DiskSpace:
     def ahead(self) -> int:
         """The number of bytes by which a file may be allocated ahead without leading to refused publishing."""
         return max(0, self._free - self._accept_above) // _AHEAD_PART
+
+    @property
+    def keep_acknowledged_ms(self) -> int:
+        """How long an idle open ledger keeps acknowledged entries, in ms; 0: they are freed, also while disk space is
+        short.
+        """
+        return self._keep_acknowledged_ms if self._free >= _KEEP_TIMES * self._accept_above else 0
 
     @property
     def is_scarce(self) -> bool:

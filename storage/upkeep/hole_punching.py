@@ -1,5 +1,7 @@
 """Hole punching: freeing disk blocks of entries that every subscription has acknowledged, in ledgers still needed.
 
+The open ledger keeps acknowledged entries, for seeks and new readers, until it is sealed or disk space is short.
+
 Before the bytes of an entry are freed, the journal has, synced, that the entry is discarded (Partition.discarded), so
 after a start it is not delivered. A worker that still has the entry to deliver recognizes a hole by the entry's first
 bytes: no entry begins with format.NO_ENTRY.
@@ -11,6 +13,7 @@ In a sealed ledger, blocks of the index are freed too if all their entries are g
 the rows in such blocks are read.
 """
 import errno
+import heapq
 import os
 from dataclasses import dataclass, replace
 
@@ -36,6 +39,7 @@ _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
 _BEFORE = 256           # discarded entries that are looked at again, because they share a block with the next
 _HOLES_MAX = 1_000      # holes of a partition in a tick, which take some 10 ms
 _PUNCHED_MAX = 8 << 20  # bytes of holes in a pass, which take some 2 ms; answers of the pass wait for them
+_SHORT_MAX = 100        # open ledgers freed in a tick while the disk is short, the largest first: up to 1 s
 _INDEXES_MAX = 32       # indexes looked at in a tick
 _OPENED_MAX = 8         # ledgers of opened partitions looked at in a tick; one takes up to 10 ms
 _ANEW_MAX = 2           # indexes written anew in a tick; each costs an fsync
@@ -67,6 +71,7 @@ class HolePuncher(Watcher):
         self._planned: list[Hole] = []     # of this pass, until its commit, and what earlier passes left
         # Ids of ledgers of opened partitions that may have discarded entries whose blocks are still taken.
         self._opened: dict[Partition, list[int]] = {}
+        self._kept: dict[Partition, None] = {}       # whose open ledgers may have acknowledged entries
         self._freed: dict[Partition, None] = {}      # whose indexes are looked at when these holes are punched
         self._is_due = False               # whether the pass is to punch some
 
@@ -81,12 +86,15 @@ class HolePuncher(Watcher):
 
     def release(self, partition: Partition, /) -> None:
         self._decisions.acknowledged.pop(partition, None)
+        self._kept.pop(partition, None)
         self._left = [hole for hole in self._left if hole.ledger.partition_id != partition.partition_id]
         self._planned = [hole for hole in self._planned if hole.ledger.partition_id != partition.partition_id]
         self._freed.pop(partition, None)
         self._opened.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
+        if not self._space.keep_acknowledged_ms:
+            self._stop_keeping()
         partitions, self._decisions.acknowledged = self._decisions.acknowledged, {}
         if not self._is_possible:
             return
@@ -105,6 +113,12 @@ class HolePuncher(Watcher):
             self._punch_in_pass()
         else:
             self._give_back_indexes(now_ms)
+
+    def _stop_keeping(self) -> None:
+        """Look at open ledgers that kept acknowledged entries, the largest first; the next ticks look at the others."""
+        for partition in heapq.nlargest(_SHORT_MAX, self._kept, key=lambda kept: kept.open_ledger.size):
+            del self._kept[partition]
+            self._decisions.acknowledged[partition] = None
 
     def _is_kept(self, partition: Partition, now_ms: int) -> bool:
         """Whether acknowledged entries are kept for subscriptions and readers that are yet to come."""
@@ -180,6 +194,9 @@ class HolePuncher(Watcher):
                 break
             if all(cursor.mark_delete[0] < ledger.ledger_id and ledger.ledger_id not in cursor.bitmaps
                    for cursor in cursors):
+                break
+            if ledger is partition.open_ledger and self._space.keep_acknowledged_ms:
+                self._kept[partition] = None
                 break
             holes += self._plan_ledger(partition, ledger, cursors, _HOLES_MAX - len(holes))
             if len(holes) >= _HOLES_MAX:

@@ -103,13 +103,13 @@ class Trimming(Watcher):
             del self.recent[partition]
             self.recent[partition] = None
             last = partition.open_ledger
-            is_idle = not last.entries or now_ms - int(last.column("broker_time").item(last.last_entry)) >= IDLE_MS
-            if is_idle and partition.could_shrink():
+            idle_ms = now_ms - int(last.column("broker_time").item(last.last_entry)) if last.entries else IDLE_MS
+            if idle_ms >= max(IDLE_MS, self._space.keep_acknowledged_ms) and partition.could_shrink():
                 try:
                     self._topics.roll(partition, is_idle=True)
                 except StorageFull:
                     continue
-            if is_idle and partition.open_ledger.entries == 0:
+            if idle_ms >= IDLE_MS and partition.open_ledger.entries == 0:
                 del self.recent[partition]
 
     def _give_unused_back(self) -> None:

@@ -25,6 +25,7 @@ RANGES = {
     "storage.roll_over_bytes": (MIB, 1 << 40),
     "storage.roll_over_entries": (1, (1 << 31) - 1),
     "storage.roll_over_age_s": (1, 10 * 365 * 24 * 3600),
+    "storage.keep_acknowledged_s": (0, 24 * 3600),
     "storage.journal_segment_bytes": (MIB, 4 << 30),
     "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
     "storage.pass_bytes_max": (64 << 10, 1 << 30),

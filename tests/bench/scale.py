@@ -172,7 +172,8 @@ def topics(folder: str, count: int) -> None:
 
 
 def ledger(folder: str, gigabytes: int) -> None:
-    os.environ |= {"GEMINGA_STORAGE_ROLL_OVER_BYTES": str(1 << 40), "GEMINGA_STORAGE_RETENTION_S": "0"}
+    os.environ |= {"GEMINGA_STORAGE_ROLL_OVER_BYTES": str(1 << 40), "GEMINGA_STORAGE_RETENTION_S": "0",
+                   "GEMINGA_STORAGE_KEEP_ACKNOWLEDGED_S": "0"}
     [topic], count = topic_names(1), gigabytes * 10**9 // ENTRY
     payload, most, kept = os.urandom(ENTRY), 0, 0
 

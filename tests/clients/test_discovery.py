@@ -85,12 +85,13 @@ def test_others_begin_at_the_latest_message(client, connect, broker, prefix):
     assert received(consumer, 1) == [b"after"]
 
 
-def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
+def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker, tmp_path):
     """A new topic keeps its messages until a discovering consumer finds it, even if its owner is killed meanwhile.
 
     The owner is killed before the topic is made, and again before it knows of the lookup.
     """
-    broker = start_broker("--owners", "1")
+    (tmp_path / "geminga.toml").write_text("[storage]\nkeep_acknowledged_s = 0\n")
+    broker = start_broker("--owners", "1", "--config", str(tmp_path / "geminga.toml"))
     topic = "persistent://public/default/new"
     payload = bytes(2 << 20)
     with Peer(broker.service_url) as finder, Peer(broker.service_url) as user:

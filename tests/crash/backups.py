@@ -29,6 +29,7 @@ max_message_size = 100_000
 roll_over_bytes = 1_048_576
 journal_segment_bytes = 6_000_000
 discovery_grace_s = 0
+keep_acknowledged_s = 0
 """
 
 

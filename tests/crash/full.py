@@ -46,6 +46,7 @@ journal_segments_max = 3
 pass_bytes_max = 262144
 roll_over_bytes = 4194304
 discovery_grace_s = 0
+keep_acknowledged_s = 0
 [network]
 max_message_size = 1048576
 """

@@ -25,6 +25,7 @@ journal_segment_bytes = 2097152
 journal_segments_max = 3
 pass_bytes_max = 65536
 discovery_grace_s = 0
+keep_acknowledged_s = 0
 [network]
 max_message_size = 102400
 """

@@ -114,7 +114,9 @@ class Rig:
         """
         index = owners - 1 if index is None else index
         self.data_dir, self.now_ms = data_dir, now_ms
-        self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
+        # Space is freed at once, so that tests see what was freed and need no other clock.
+        self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0,
+                         "keep_acknowledged_s": 0} | options
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
         folder = journal_folder(data_dir, index)

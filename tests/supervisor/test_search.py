@@ -207,9 +207,11 @@ def test_messages_are_found_without_a_broker_and_after_its_restart(fresh_broker)
     assert len(payloads(find(fresh_broker, topic, "--key", "k"))) == 10
 
 
-def test_acknowledged_messages_are_found_while_they_are_stored_and_passed_over_then(fresh_broker):
+def test_acknowledged_messages_are_found_while_they_are_stored_and_passed_over_then(start_broker, tmp_path):
     """Space that a broker has given back is no damage."""
-    client = connect(fresh_broker)
+    (tmp_path / "geminga.toml").write_text("[storage]\nkeep_acknowledged_s = 0\n")
+    broker = start_broker("--config", str(tmp_path / "geminga.toml"))
+    client = connect(broker)
     topic = unique_topic("acknowledged")
     consumer = client.subscribe(topic, "s")
     publish(client, topic, [(f"{number} " + "x" * 5_000, {"partition_key": "k"}) for number in range(200)],
@@ -220,7 +222,7 @@ def test_acknowledged_messages_are_found_while_they_are_stored_and_passed_over_t
             consumer.acknowledge(message)
 
     def left():
-        status, messages, complaints = find(fresh_broker, topic, "--key", "k")
+        status, messages, complaints = find(broker, topic, "--key", "k")
         assert (status, complaints) == (0, [])
         return [int(message["payload"].split()[0]) for message in messages]
     eventually(lambda: len(left()) < 100, what="space that is given back")
