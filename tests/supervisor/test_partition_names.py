@@ -90,6 +90,19 @@ def test_a_partition_that_a_topic_lacks_is_not_created_by_use_or_request(own, cl
     assert listed(own, topic) == ["-partition-0", "-partition-1"]
 
 
+def test_requests_about_all_partitions_refuse_the_name_of_one(own):
+    """Answers of Pulsar 4.0.7. Termination cannot be undone, so nothing is terminated by mistake."""
+    topic = unique_topic()
+    assert admin(own, "PUT", f"{path_of(topic)}/partitions", 2)[0] == 204
+    for number in (0, 5):
+        part = f"{path_of(topic)}-partition-{number}"
+        assert [admin(own, method, f"{part}/{rest}", 3)[0] for method, rest in (
+            ("POST", "terminate/partitions"), ("POST", "partitions"), ("POST", "createMissedPartitions"),
+            ("GET", "partitioned-stats"), ("DELETE", "partitions"))] == [405, 412, 412, 412, 412]
+    assert admin(own, "GET", f"{path_of(topic)}-partition-0/internalStats")[1]["state"] == "LedgerOpened"
+    assert admin(own, "POST", f"{path_of(unique_topic())}/terminate/partitions")[0] == 405
+
+
 def test_a_topic_that_use_would_create_with_partitions_does_not_take_over_either(own, client):
     topic = unique_topic()
     published(client, f"{topic}-partition-0").close()

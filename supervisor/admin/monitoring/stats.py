@@ -40,6 +40,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     parts_of,
     topic_of,
     usable,
+    whole_of,
 )
 from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 
@@ -161,6 +162,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
     Partitions whose files cannot be used are left out, and named with their errors.
     """
+    whole_of(request)
     count, parts, per_partition = _partitions(request), parts_of(request), is_set(request, "perPartition", default=True)
     answers = await ask_usable(request, parts, _question(request))
     errors = {topic: one.message for topic, one in zip(parts, answers, strict=True) if isinstance(one, Refusal)}

@@ -263,6 +263,15 @@ def parts_of(request: web.Request) -> list[TopicName]:
     return catalogue_of(request).topics.parts(topic_of(request))
 
 
+def whole_of(request: web.Request) -> TopicName:
+    """Return the request's topic.  Raises 412 for a partition."""
+    topic = topic_of(request)
+    # Older versions created topics of such names with partitions.
+    if topic.partition >= 0 and not catalogue_of(request).topics.partition_count(topic):
+        raise web.HTTPPreconditionFailed(text="Partitioned Topic Name should not contain '-partition-'")
+    return topic
+
+
 def single_of(request: web.Request, refused: str = "") -> TopicName:
     """Return the request's topic, which must be a topic without partitions or one partition.
 

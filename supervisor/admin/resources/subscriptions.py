@@ -88,7 +88,7 @@ async def terminate(request: web.Request) -> web.Response:
 @routes.post(TOPIC + "/terminate/partitions", right=rights.TOPIC)
 async def terminate_partitions(request: web.Request) -> web.Response:
     """Terminate each partition of a topic, and answer with their last message ids."""
-    if catalogue_of(request).topics.partition_count(topic_of(request)) == 0:
+    if not catalogue_of(request).topics.partition_count(topic_of(request)):      # also one partition
         raise not_allowed(
             request,
             "Termination of a non-partitioned topic is not allowed using partitioned-terminate, please use "

@@ -40,6 +40,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     properties_of,
     status,
     topic_of,
+    whole_of,
 )
 from geminga.supervisor.admin.resources import scalable_deletion
 from geminga.workers.addresses import Addresses, is_wildcard
@@ -152,7 +153,7 @@ async def add_partitions(request: web.Request) -> web.Response:
 
     New partitions get all durable subscriptions before clients learn of the partitions.
     """
-    topic, catalogue = topic_of(request), catalogue_of(request)
+    topic, catalogue = whole_of(request), catalogue_of(request)
     count, before = _count(await body_of(request)), catalogue.topics.partition_count(topic)
     if not before:
         raise web.HTTPConflict(text=f"Topic {topic} is not the partitioned topic.")
@@ -229,7 +230,7 @@ async def partitions(request: web.Request) -> web.Response:
 @routes.delete(TOPIC + "/partitions", right=rights.NAMESPACE)
 async def delete_partitioned(request: web.Request) -> web.Response:
     """Delete a topic with its partitions."""
-    topic, catalogue = topic_of(request), catalogue_of(request)
+    topic, catalogue = whole_of(request), catalogue_of(request)
     count = catalogue.topics.partition_count(topic)
     if count is None:
         raise web.HTTPNotFound(text=f"Topic {topic} not found.")
@@ -285,7 +286,7 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
 @routes.post(TOPIC + "/createMissedPartitions", right=rights.NAMESPACE)
 async def create_missed(request: web.Request) -> web.Response:
     """Answer without doing anything: partitions exist as soon as their topic does, so none can be missing."""
-    topic = topic_of(request)
+    topic = whole_of(request)
     if not catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPNotFound(text=f"Topic {topic} does not exist")
     return done()
