@@ -15,6 +15,16 @@ class MakeSegment(TopicQuestion[None], name="make_segment"):
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """The first SEND of a producer's connection to a segment that had the producer when the segment was sealed."""
+
+    worker: int
+    connection: int
+    sequence_id: int                   # producer_sequences.NONE: it sent nothing
+    digest: str                        # of the content, in hex
+
+
+@dataclass(frozen=True)
 class Sequence:
     """The sequence ids that a producer has stored in a segment; see `cursors/producer_sequences.py`."""
 
@@ -22,6 +32,7 @@ class Sequence:
     last: int
     supposed: int
     missing: list[tuple[int, int]]
+    begun: list[Beginning]
 
 
 @dataclass(frozen=True, kw_only=True)

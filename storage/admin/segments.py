@@ -15,7 +15,7 @@ from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.commands import producers, subscriptions
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.missing_ids import MissingIds
-from geminga.storage.cursors.producer_sequences import Progress, identity_of_schedule, united
+from geminga.storage.cursors.producer_sequences import NONE, Progress, identity_of_schedule, united
 from geminga.storage.enforcement import retention
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.open_topics.clients import Clients
@@ -94,20 +94,31 @@ def _sequences_of(partition: Partition) -> list[questions.Sequence]:
         for transaction in opened:
             for first, last in transaction.sequences.get(half_of(identity), {}).items():
                 progress.give_back(first, last)
-    return [questions.Sequence(identity.hex(), progress.last, progress.supposed, list(progress.missing))
+    begun = partition.begun | {producer.identity: [((producer.worker, producer.connection), producer.first)]
+                               for producer in partition.producers.live.values()}
+    return [questions.Sequence(
+        identity.hex(), progress.last, progress.supposed, list(progress.missing),
+        [questions.Beginning(*key, number, digest.hex()) for key, (number, digest) in begun.get(identity, ())])
             for identity, progress in found.items()]
 
 
 def take_sequences(decisions: Decisions, topics: TopicTable, inheritance: Inheritance,
                    question: questions.TakeSequences) -> None:
+    """Give a segment the sequence ids of those before it, but no producer that has some here: it may count anew."""
     partition = stored(topics, question.topic)
     _change_of(topics.catalogue, question.topic)
     found: dict[bytes, list[Progress]] = {}
     for one in itertools.chain.from_iterable(question.parents if partition.deduplicates else ()):
-        found.setdefault(bytes.fromhex(one.producer), []).append(
+        identity = bytes.fromhex(one.producer)
+        if partition.sequences.of(identity).last != NONE:
+            continue
+        found.setdefault(identity, []).append(
             Progress(one.last, missing=MissingIds(one.missing), supposed=one.supposed))
+        partition.begun.setdefault(identity, []).extend(
+            ((first.worker, first.connection), (first.sequence_id, bytes.fromhex(first.digest)))
+            for first in one.begun)
     for identity, progresses in found.items():
-        progress = united([*progresses, partition.sequences.of(identity)])
+        progress = united(progresses)
         progress.under_way = partition.sequences.of(identity).under_way
         if ops := partition.sequences.ops(partition.partition_id, identity, progress):
             decisions.note(partition, ops)

@@ -126,6 +126,8 @@ class Producer:
     sends_positions: bool = False   # ... and whether that names each entry's position in its topic
     schema_version: bytes = b""     # as in the protocol; empty: the producer has no schema
     only_for: str = ""              # the subscription that gets what it publishes; "": all do, see addressed.py
+    # Of its first SEND, if it has siblings and the topic deduplicates: (sequence id, digest); see first_sends.py.
+    first: tuple[int, bytes] = (producer_sequences.NONE, b"")
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages
@@ -133,9 +135,11 @@ class Producer:
     counted: tuple[int, ...] = ()              # see statistics.py: counts as of the end of the last window, ...
     rates: tuple[float, ...] = ()              # ... and rates per second in that window
     identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
+    has_siblings: bool = field(init=False, repr=False)   # its client may have one of this identity in each segment
 
     def __post_init__(self) -> None:
         name = names.across_segments(self.name, self.partition.name)
+        self.has_siblings = name != self.name
         self.identity = producer_sequences.identity(name, is_replicator=self.sends_positions)
 
     def succeeds(self, other: "Producer") -> bool:

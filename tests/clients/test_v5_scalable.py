@@ -188,30 +188,6 @@ def test_clients_go_on_when_a_topic_is_deleted_and_created_again(java, used, pre
         assert process.stdout.read() == "queue 45\nstream 45\n"
 
 
-# -- messages that are sent again
-
-@pytest.mark.parametrize("kills", [False, True])
-def test_messages_that_are_sent_again_after_splits_and_merges_are_stored_once(start_broker, tmp_path, kills):
-    """The producer's name has one sequence over all segments, also behind kills of the whole broker and of owners."""
-    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/resent"
-    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
-    assert request("POST", url, b"true")[0] == 204
-    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
-    folder.mkdir()
-    with java.running(folder, "Resending", topic) as process:
-        assert process.stdout.readline() == "published 19\n"
-        for number, path in enumerate(("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2")):
-            eventually(lambda path=path: post(f"{url_of(broker, topic)}/{path}") == 204)
-            if kills and number % 2:
-                broker.kill("owner", number // 2)
-            elif kills:
-                broker.kill_supervisor()
-                broker.start()
-        process.stdin.write("\n")
-        assert process.stdout.readline() == f"{list(range(40))}\n"
-        assert process.wait(HANG_SECONDS) == 0
-
-
 # -- job queues
 
 JOBS = PROGRAM.parent / "jobs" / "Jobs.java"

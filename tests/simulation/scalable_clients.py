@@ -355,7 +355,8 @@ class ScalableClients(Owners):
             self.connecting[number] = producer, segment, connection
             self.pass_of(process, process.rig.command(
                 "producer", connection=connection, topic=segment, producer_id=number, request_id=number,
-                producer_name=producer.name, user_provided_producer_name=True))
+                producer_name=f"{producer.name}-seg-{number_of(segment)}",
+                user_provided_producer_name=True))
         return segment in producer.handles
 
     def _sends(self, producer: Producer, segment: str, messages: list[Message]) -> tuple:

@@ -117,6 +117,40 @@ def test_a_producer_is_sent_to_the_children_at_once(rest, peer):
         publish(peer, segment, b"after", producer_id=9)
 
 
+def test_messages_that_are_counted_anew_on_the_connection_are_stored_whoever_owns_the_child(start_broker):
+    """Those of another connection with the same numbers are sent again; behind a kill the child's own numbers hold."""
+    broker = start_broker("--owners", "3", "--workers", "1")
+    rest, numbers = Rest(broker), range(4, 9)
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
+    assert request("POST", url, b"true")[0] == 204
+    rest.set("PUT", "?numInitialSegments=4")
+
+    def stored(peer, segment, what, wanted=numbers):
+        """Publish by a producer that is named as the client of Pulsar 5 does; return which messages were stored."""
+        assert peer.ask(T.PRODUCER, topic=names_of(rest)[segment], producer_id=segment, request_id=1,
+                        producer_name=f"p-seg-{segment}", user_provided_producer_name=True).type == T.PRODUCER_SUCCESS
+        receipts = []
+        for number in wanted:
+            peer.say(send(entry_of(message_metadata(sequence_id=number), b"%s %d" % (what, number)),
+                          producer_id=segment, sequence_id=number))
+            receipts.append(peer.hear().send_receipt)
+        return [one.sequence_id for one in receipts if one.message_id.ledgerId != 2 ** 64 - 1]
+
+    with Peer(broker.service_url) as peer:
+        for segment in range(4):
+            assert stored(peer, segment, b"old") == [*numbers]
+            rest.set("POST", f"/split/{segment}")
+            assert [peer.hear().type for _ in range(2)] == [T.SEND_ERROR, T.CLOSE_PRODUCER]
+            first, second = 4 + 2 * segment, 5 + 2 * segment
+            assert stored(peer, first, b"new") == [*numbers]
+            with Peer(broker.service_url) as other:
+                assert stored(other, second, b"new") == []
+    broker.kill_supervisor()
+    broker.start()
+    with Peer(broker.service_url) as peer:
+        assert stored(peer, 4, b"new", range(4, 12)) == [9, 10, 11]
+
+
 @pytest.mark.parametrize("change", ["/split/0", "/merge/0/1"])
 def test_each_subscription_is_on_the_children_before_they_take_a_message(rest, peer, change):
     """A consumer that has gone made one of them, and administration the other."""

@@ -9,9 +9,9 @@ import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
 /**
- * Resending URL TOPIC: publishes messages with sequence ids of its own, waits for a line, and publishes all of them again
- * with as many new ones, as a program does that does not know how far it came.  It says "published" in between, and at the
- * end what a queue consumer got, sorted: "[0, 1, 2, ...]".
+ * Resending URL TOPIC [again]: publishes messages with sequence ids of its own, waits for a line, and publishes all of them
+ * again with as many new ones, as a program does that does not know how far it came.  It says "published" in between, and
+ * at the end what a queue consumer got, sorted: "[0, 1, 2, ...]".  again: it has been started anew, and waits for no line.
  */
 public class Resending {
     private static final int COUNT = 20;
@@ -22,9 +22,11 @@ public class Resending {
                 QueueConsumer<String> consumer = client.newQueueConsumer(Schema.string()).topic(said[1])
                         .subscriptionName("q").subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST)
                         .subscribe()) {
-            publish(producer, COUNT);
-            System.out.println("published " + producer.lastSequenceId());
-            System.in.read();
+            if (said.length < 3) {
+                publish(producer, COUNT);
+                System.out.println("published " + producer.lastSequenceId());
+                System.in.read();
+            }
             publish(producer, 2 * COUNT);
             Map<String, Integer> found = new HashMap<>();      // by id: a message may be delivered again
             Message<String> message;

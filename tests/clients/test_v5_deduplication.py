@@ -1,0 +1,67 @@
+"""Deduplication of the client of Pulsar 5 over splits and merges: of ids that programs set, and that it counts."""
+import pytest
+
+from ..harness import HANG_SECONDS, eventually, request
+from .java import JavaTools, fetch_v5_jars
+from .test_v5_scalable import OWN_OPTIONS, post, url_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.java]
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_messages_that_are_sent_again_after_splits_and_merges_are_stored_once(start_broker, tmp_path, kills):
+    """The producer's name has one sequence over all segments, also behind kills of the whole broker and of owners."""
+    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/resent"
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
+    assert request("POST", url, b"true")[0] == 204
+    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
+    folder.mkdir()
+    with java.running(folder, "Resending", topic) as process:
+        assert process.stdout.readline() == "published 19\n"
+        for number, path in enumerate(("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2")):
+            eventually(lambda path=path: post(f"{url_of(broker, topic)}/{path}") == 204)
+            if kills and number % 2:
+                broker.kill("owner", number // 2)
+            elif kills:
+                broker.kill_supervisor()
+                broker.start()
+        process.stdin.write("\n")
+        assert process.stdout.readline() == f"{list(range(40))}\n"
+        assert process.wait(HANG_SECONDS) == 0
+
+
+def test_a_program_that_is_killed_and_started_again_behind_a_split_sends_again_in_vain(start_broker, tmp_path):
+    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/restarted"
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
+    assert request("POST", url, b"true")[0] == 204
+    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
+    folder.mkdir()
+    with java.running(folder, "Resending", topic) as process:
+        assert process.stdout.readline() == "published 19\n"
+        assert post(f"{url_of(broker, topic)}/split/0") == 204
+        process.kill()
+        process.wait()
+    with java.running(folder, "Resending", topic, "again") as process:
+        assert process.stdout.readline() == f"{list(range(40))}\n"
+
+
+def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_stored(start_broker, tmp_path):
+    """With `initialSequenceId` it does so on each segment; what a kill finds stored on a child holds behind it."""
+    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/counted"
+    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
+    assert request("POST", url, b"true")[0] == 204
+    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
+    folder.mkdir()
+    with java.running(folder, "Counting", topic) as process:
+        assert process.stdout.readline() == "published\n"
+        for path in ("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2"):
+            eventually(lambda path=path: post(f"{url_of(broker, topic)}/{path}") == 204)
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "published\n"
+        broker.kill_supervisor()
+        broker.start()
+        process.stdin.write("\n")
+        assert process.stdout.readline() == "published\n"
+        process.stdin.close()
+        assert process.stdout.readline() == f"{list(range(60))}\n"
+        assert process.wait(HANG_SECONDS) == 0
