@@ -250,11 +250,13 @@ class ScalableTopics:
 
         Raises StorageFull.
         """
-        topic = name.base.scalable
-        text = self._database.value("SELECT segments FROM layouts WHERE name = ?", (str(topic),))
-        change = self.change_of(topic)
-        is_pruned = change is not None and change.operation == PRUNE and name.segment_number in change.parents
-        return is_pruned or str(name) in [row[-1] for row in json.loads(text or "[]")]
+        text = self._database.value("SELECT segments FROM layouts WHERE name = ?", (str(name.base.scalable),))
+        return self.is_pruned(name) or str(name) in [row[-1] for row in json.loads(text or "[]")]
+
+    def is_pruned(self, name: TopicName) -> bool:
+        """Whether a segment is being deleted because all of it is acknowledged.  Raises StorageFull."""
+        change = self.change_of(name.base.scalable)
+        return change is not None and change.operation == PRUNE and name.segment_number in change.parents
 
     def renew(self, topic: TopicName) -> None:
         """Raise the epochs of a topic that was taken back above all that clients know: they ignore lower ones.

@@ -164,10 +164,16 @@ def _refuse_while_undone(subscription: Subscription, *, undoes: bool = False) ->
 
 
 def _is_late(topics: TopicTable, topic: Topic, request: api.CommandSubscribe) -> bool:
-    """Whether a SUBSCRIBE makes a durable subscription on a segment that is sealed already."""
-    return (isinstance(topic, Partition) and topic.is_terminated and request.durable
-            and (request.subscription, True) not in topic.subscriptions and topic.policies.auto_create_subscriptions
-            and topics.catalogue.scalable_topics.is_sealed_for(topic.name))
+    """Whether a SUBSCRIBE makes a durable subscription on a segment that is sealed already.
+
+    Raises Refusal if the segment is being deleted: the subscription would go with it, and be on no other segment.
+    """
+    if not (isinstance(topic, Partition) and topic.is_terminated and request.durable
+            and (request.subscription, True) not in topic.subscriptions and topic.policies.auto_create_subscriptions):
+        return False
+    if topics.catalogue.scalable_topics.is_pruned(topic.name):
+        raise Refusal(api.TopicNotFound, f"{topic.name} was not found in active segments of {topic.name.base}")
+    return topics.catalogue.scalable_topics.is_sealed_for(topic.name)
 
 
 def _find_or_create_subscription(

@@ -232,7 +232,7 @@ class ScalableLife(ScalableClients):
         asked: set[str] = set()
         since = 0 if not self.sent else None
         while segments := [one.topic for one in self.layout.segments if one.topic not in asked]:
-            for segment in segments:
+            for segment in reversed(segments):      # those behind a sealed one first
                 process = self.owner_of(segment)
                 answers = None if process is None else self.pass_of(process, process.rig.question(
                     "subscribe", segment, subscription=group.name, may_create=True, position=[-1, -1]))

@@ -484,3 +484,22 @@ def test_pruned_segments_are_deleted_behind_their_layout(rig, steps, tmp_path):
     assert [segment.number for segment in layout_of(rig).segments] == [2] and layout_of(rig).segments[0].parents == ()
     assert [name.segment[0] for name in rig.owner.catalogue.scalable_topics.stored_segments(TOPIC)] == [2]
     assert layout_of(rig).epoch == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_no_subscription_is_made_on_a_segment_that_is_being_deleted(rig, steps):
+    """A client that has not learned of the new layout would count on it, and it would be on no other segment."""
+    begin(rig, "merge")
+    assert carry_out(rig)
+    parents = segments(rig)[:2]
+    for segment in parents:
+        rig.asked("clear", segment)
+    change = layout_changes.prune(layout_of(rig), [0, 1], 9)
+    assert rig.owner.catalogue.scalable_topics.begin_change(TOPIC, change)
+    rig.owner.catalogue.commit()
+    carry_out(rig, steps)
+    refused, attached = (rig.run(rig.command("subscribe", topic=parents[1], subscription=subscription, subType=1,
+                                             consumer_id=number, request_id=number))
+                         for number, subscription in enumerate(("late", "made")))
+    assert [answer.error.error for answer in refused.commands(T.ERROR)] == [api.TopicNotFound]
+    assert attached.commands(T.ERROR) == []

@@ -154,6 +154,20 @@ def test_a_subscription_is_in_all_segments_from_the_first_message_on(rest):
         assert rest.ask(method, f"/subscriptions/sub{path}")[0] == 404
 
 
+@pytest.mark.parametrize("how", ["folder", "state"])
+def test_a_subscription_that_cannot_be_made_on_all_segments_is_on_no_sealed_one(fresh_broker, how):
+    """A consumer that came to the sealed one would be answered, and miss what is published to the others meanwhile."""
+    rest = Rest(fresh_broker)
+    rest.set("PUT")
+    rest.publish(b"0")
+    rest.set("POST", "/split/0")
+    rest.publish(b"1", b"2")
+    without_second_part(fresh_broker, names.parse(rest.name), how)
+    assert rest.ask("PUT", "/subscriptions/sub")[0] >= 500
+    made = rest.get("/stats")["subscriptions"].get("sub")
+    assert made is None or 0 in made["uncoveredSegmentIds"], made
+
+
 # -- statistics
 
 def test_statistics_are_of_the_topic_as_a_whole(rest):

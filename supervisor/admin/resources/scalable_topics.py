@@ -141,7 +141,16 @@ async def create_subscription(request: web.Request) -> web.Response:
     kind = request.query.get("type", _TYPES[0])
     if kind not in _TYPES:
         raise web.HTTPNotFound(text=f"type is one of {', '.join(_TYPES)}")
-    await _ask(request, partial(Subscribe, subscription=subscription_of(request), may_create=True, position=EARLIEST))
+    about = partial(Subscribe, subscription=subscription_of(request), may_create=True, position=EARLIEST)
+    asked: set[str] = set()
+    while segments := [one for one in layout_of(request)[1].segments if one.topic not in asked]:
+        # Segments that others have taken over come last.  Else a request that fails could leave one with a subscription
+        # that is not behind it, and a consumer, which is answered at once there, would miss what is published.
+        active = [names.parse(one.topic) for one in segments if not one.children]
+        await ask_each(request, active, about)
+        for segment in sorted((one for one in segments if one.children), key=lambda one: one.number, reverse=True):
+            await ask_each(request, [names.parse(segment.topic)], about)
+        asked.update(one.topic for one in segments)
     return done()
 
 
@@ -170,16 +179,11 @@ async def clear_subscription(request: web.Request) -> web.Response:
     return done()
 
 
-async def _ask(request: web.Request, about: Asking[Answer]) -> None:
-    """Ask the owners of all segments, also of those that a change of the layout makes meanwhile."""
-    asked: set[str] = set()
-    while segments := [one.topic for one in layout_of(request)[1].segments if one.topic not in asked]:
-        await ask_each(request, list(map(names.parse, segments)), about)
-        asked.update(segments)
-
-
 async def _ask_any(request: web.Request, about: Asking[Answer]) -> None:
-    """Ask the owners of all segments about a subscription, as `_ask` does.  Raises Refusal if no segment has it."""
+    """Ask the owners of all segments about a subscription, also of those that a change of the layout makes meanwhile.
+
+    Raises Refusal if no segment has it.
+    """
     asked: set[str] = set()
     is_held = False
     while segments := [one.topic for one in layout_of(request)[1].segments if one.topic not in asked]:
