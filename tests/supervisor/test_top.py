@@ -47,10 +47,12 @@ class Terminal:
         self.resize(WIDTH, HEIGHT)
         self.before = termios.tcgetattr(self._theirs)
         self.bytes = b""
+        # In a process of pytest-xdist these two have the size of a terminal that is not there.
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [COMMAND[0], *words], stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, close_fds=True,
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env=os.environ | {"TERM": "xterm-256color"})
+            env=environ | {"TERM": "xterm-256color"})
 
     def resize(self, width, height):
         self.screen.resize(height, width)
