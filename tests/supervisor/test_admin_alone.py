@@ -200,7 +200,7 @@ def test_a_subscription_that_has_consumers_somewhere_is_deleted_nowhere(alone, r
 def test_a_subscription_that_one_partition_refuses_is_made_on_none(alone):
     too_many = Refusal(api.NotAllowedError, "too many")
     alone.owners.answers = {("subscribe", "t-partition-0"): True, ("subscribe", "t-partition-1"): too_many}
-    assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("PUT", f"{TOPICS}/t/subscription/s"))[1][0] == 405
+    assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("PUT", f"{TOPICS}/t/subscription/s"))[1][0] == 409
     assert len(alone.owners.asked) == 2 and all(question.looks for question in alone.owners.asked)
 
 
