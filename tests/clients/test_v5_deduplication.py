@@ -8,14 +8,32 @@ from .test_v5_scalable import OWN_OPTIONS, post, url_of
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 
-@pytest.mark.parametrize("kills", [False, True])
-def test_messages_that_are_sent_again_after_splits_and_merges_are_stored_once(start_broker, tmp_path, kills):
-    """The producer's name has one sequence over all segments, also behind kills of the whole broker and of owners."""
-    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/resent"
-    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
+@pytest.fixture
+def broker(start_broker):
+    """A broker that looks for duplicates in the namespace public/default."""
+    started = start_broker(*OWN_OPTIONS)
+    url = f"{started.http_url}/admin/v2/namespaces/public/default/deduplication"
     assert request("POST", url, b"true")[0] == 204
-    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
-    folder.mkdir()
+    return started
+
+
+@pytest.fixture
+def java(broker, tmp_path):
+    return JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder for classes and logs of programs."""
+    made = tmp_path / "classes"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_messages_that_are_sent_again_after_splits_and_merges_are_stored_once(broker, java, folder, kills):
+    """The producer's name has one sequence over all segments, also behind kills of the whole broker and of owners."""
+    topic = "topic://public/default/resent"
     with java.running(folder, "Resending", topic) as process:
         assert process.stdout.readline() == "published 19\n"
         for number, path in enumerate(("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2")):
@@ -30,12 +48,8 @@ def test_messages_that_are_sent_again_after_splits_and_merges_are_stored_once(st
         assert process.wait(HANG_SECONDS) == 0
 
 
-def test_a_program_that_is_killed_and_started_again_behind_a_split_sends_again_in_vain(start_broker, tmp_path):
-    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/restarted"
-    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
-    assert request("POST", url, b"true")[0] == 204
-    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
-    folder.mkdir()
+def test_a_program_that_is_killed_and_started_again_behind_a_split_sends_again_in_vain(broker, java, folder):
+    topic = "topic://public/default/restarted"
     with java.running(folder, "Resending", topic) as process:
         assert process.stdout.readline() == "published 19\n"
         assert post(f"{url_of(broker, topic)}/split/0") == 204
@@ -45,13 +59,9 @@ def test_a_program_that_is_killed_and_started_again_behind_a_split_sends_again_i
         assert process.stdout.readline() == f"{list(range(40))}\n"
 
 
-def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_stored(start_broker, tmp_path):
+def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_stored(broker, java, folder):
     """With `initialSequenceId` it does so on each segment; what a kill finds stored on a child holds behind it."""
-    broker, topic = start_broker(*OWN_OPTIONS), "topic://public/default/counted"
-    url = f"{broker.http_url}/admin/v2/namespaces/public/default/deduplication"
-    assert request("POST", url, b"true")[0] == 204
-    java, folder = JavaTools(fetch_v5_jars(), tmp_path, broker.service_url, broker.http_url), tmp_path / "classes"
-    folder.mkdir()
+    topic = "topic://public/default/counted"
     with java.running(folder, "Counting", topic) as process:
         assert process.stdout.readline() == "published\n"
         for path in ("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2"):
