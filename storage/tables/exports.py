@@ -578,12 +578,12 @@ def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
 def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine,
            ends: float) -> None:
     token = _begun(scratch)
-    schemas = {path: pq.read_schema(path) for path in (table.local(file, scratch) for file in group)}
-    group = [file for file, own in zip(group, schemas.values(), strict=True) if table.is_named_alike(own)]
-    paths = [path for path, own in schemas.items() if table.is_named_alike(own)]
-    if len(paths) < 2:
+    local = {table.local(file, scratch): file for file in group}
+    schemas = {path: own for path in local if table.is_named_alike(own := pq.read_schema(path))}
+    if len(schemas) < 2:
         return
-    target, schema = scratch / f"{token}.parquet", table.marked(columns.all_of(schemas[path] for path in paths))
+    group, paths = [local[path] for path in schemas], list(schemas)
+    target, schema = scratch / f"{token}.parquet", table.marked(columns.all_of(schemas.values()))
     (rows,) = engine.each(lambda _: writing.merge(paths, target, schema), 1, lambda *progress: None, EXPORTING, [0],
                           ends)
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
