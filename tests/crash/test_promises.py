@@ -1,7 +1,13 @@
 """The checkers of broken promises find each of them: a record of what was kept, with one thing in it that was not."""
+import struct
+
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..proto.client_frames import entry_of, message_metadata
 from .promises import Promises, body
+from .traffic import messages_of
 
 STORED = [((7, number, -1), number) for number in range(10)]
 LEFT = [STORED[4], *STORED[6:]]
@@ -50,3 +56,23 @@ def test_what_comes_back_or_is_damaged_is_found_when_it_is_delivered(promises):
     promises.delivered(*STORED[0], body(0))
     promises.delivered(*STORED[8], body(8)[:-1] + b"x")
     assert promises.kept(STORED, LEFT) == {"back": 1, "damaged": 1}
+
+
+def test_an_entry_that_cannot_be_read_is_damage_and_ends_no_client():
+    """Pages that a power cut took from a broker that syncs nothing: the checker itself failed on their zeros."""
+    single = api.SingleMessageMetadata(payload_size=len(body(5))).SerializeToString()
+    one = struct.pack(">I", len(single)) + single + body(5)
+    whole = entry_of(message_metadata(sequence_id=5, num_messages_in_batch=2), 2 * one)
+    heard = api.CommandMessage(consumer_id=1, message_id=api.MessageIdData(ledgerId=7, entryId=3))
+    assert messages_of(heard, whole) == [((7, 3, 0), 5, body(5)), ((7, 3, 1), 5, body(5))]
+    for kept, readable in ((len(whole) - len(one), 1), (len(whole) - 2 * len(one), 0), (10, 0), (0, 0)):
+        found = messages_of(heard, whole[:kept].ljust(len(whole), b"\0"))
+        damaged = len(found) - readable
+        assert damaged > 0
+        assert [number for _, number, _ in found] == [5] * readable + [-1] * damaged
+        promises = Promises("topic", sent=10)
+        for place, number, data in found:
+            promises.delivered(place, number, data)
+        assert promises.found == {"damaged": damaged}
+    found = messages_of(heard, whole[:-len(one)].ljust(len(whole), b"\xff"))
+    assert [number for _, number, _ in found] == [5, -1]

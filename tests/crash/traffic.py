@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pulsar
+from google.protobuf.message import DecodeError
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
@@ -142,19 +143,24 @@ class Publisher(Running):
 
 def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, int, bytes]]:
     """Return [(place, number, body)] of a delivered entry's messages, without those of a batch that are
-    acknowledged.
+    acknowledged.  An entry, or the rest of a batch, that cannot be read is one message of the number -1.
     """
-    at = 10 + int.from_bytes(entry[6:10])
-    metadata, identity = api.MessageMetadata.FromString(entry[10:at]), heard.message_id
-    if not metadata.HasField("num_messages_in_batch"):
-        return [((identity.ledgerId, identity.entryId, -1), number_of(entry[at:]), entry[at:])]
+    identity, at, index = heard.message_id, 0, -1
     found = []
-    for index in range(metadata.num_messages_in_batch):
-        size = int.from_bytes(entry[at:at + 4])
-        single = api.SingleMessageMetadata.FromString(entry[at + 4:at + 4 + size])
-        start, at = at + 4 + size, at + 4 + size + single.payload_size
-        if not heard.ack_set or heard.ack_set[index // 64] >> (index % 64) & 1:
-            found.append(((identity.ledgerId, identity.entryId, index), number_of(entry[start:at]), entry[start:at]))
+    try:
+        at = 10 + int.from_bytes(entry[6:10])
+        metadata = api.MessageMetadata.FromString(entry[10:at])
+        if not metadata.HasField("num_messages_in_batch"):
+            return [((identity.ledgerId, identity.entryId, -1), number_of(entry[at:]), entry[at:])]
+        for index in range(metadata.num_messages_in_batch):
+            size = int.from_bytes(entry[at:at + 4])
+            single = api.SingleMessageMetadata.FromString(entry[at + 4:at + 4 + size])
+            start, at = at + 4 + size, at + 4 + size + single.payload_size
+            if not heard.ack_set or heard.ack_set[index // 64] >> (index % 64) & 1:
+                place = (identity.ledgerId, identity.entryId, index)
+                found.append((place, number_of(entry[start:at]), entry[start:at]))
+    except DecodeError:
+        found.append(((identity.ledgerId, identity.entryId, index), -1, entry[at:]))
     return found
 
 
