@@ -196,13 +196,13 @@ class Transport:
 class PlayedClient:
     """A client's end of one connection."""
 
-    def __init__(self, worker: "PlayedWorker"):
+    def __init__(self, worker: "PlayedWorker", connect: bytes):
         self._turn = worker.turn
         self.client = Client(worker.worker, HANDLERS)
         self.transport = Transport(self)
         self.client.stream.connection_made(self.transport)
         self.number = self.client.number
-        self.say(CONNECT)
+        self.say(connect)
         assert [heard.type for heard in self.hear()] == [api.BaseCommand.CONNECTED]
 
     def say(self, *frames: bytes) -> None:
@@ -305,8 +305,8 @@ class PlayedWorker:
         """Let the loop do what is due, and what falls due within the time."""
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
-    def client(self) -> PlayedClient:
-        return PlayedClient(self)
+    def client(self, connect: bytes = CONNECT) -> PlayedClient:
+        return PlayedClient(self, connect)
 
     def topic(self, index: int, which: int = 0) -> str:
         """Return the name of a topic that belongs to this owner."""

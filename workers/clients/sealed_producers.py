@@ -1,10 +1,11 @@
 """Producers of sealed segments whose clients close them by themselves: those of Pulsar 5, which watch the layout.
 
-The client of Pulsar 5.0.1 can lose a message when it is told that a producer has ended: by SEND_ERROR as by
+Java's client of Pulsar 5.0.1 can lose a message when it is told that a producer has ended: by SEND_ERROR as by
 CLOSE_PRODUCER it fails all messages of this producer at once.  A thread of the application may be about to add one
 more, which is then neither sent nor failed, and all later messages of the topic wait for it.  A client that closes the
 producer itself fails its messages when CLOSE_PRODUCER is answered.  So the broker leaves the close to the client, and
-answers a little later than it could.
+answers Java's a little later than it could.  C++'s client has no such gap, and its own close fails while it waits for
+an answer.
 """
 import asyncio
 from typing import Protocol
@@ -13,6 +14,7 @@ from geminga.proto import responses
 from geminga.workers.clients.routes import Routes
 from geminga.workers.clients.stream import Stream
 
+_ANSWERED_LATER = "Pulsar-Java"      # the start of a client's version
 _ANSWER_SECONDS = 0.025      # in which a thread that has no processor gets one; sends wait as long
 _CLOSE_SECONDS = 2.0         # in which a client has learned of the layout, and has closed its producers
 
@@ -22,6 +24,7 @@ class Closing(Protocol):
 
     stream: Stream
     routes: Routes
+    client_version: str
 
 
 class SealedProducers:
@@ -48,7 +51,10 @@ class SealedProducers:
         """
         if client.routes.sealed.pop(producer_id, None) is None:
             return False
-        self._loop.call_later(_ANSWER_SECONDS, self._answer, client, request_id)
+        if client.client_version.startswith(_ANSWERED_LATER):
+            self._loop.call_later(_ANSWER_SECONDS, self._answer, client, request_id)
+        else:
+            self._answer(client, request_id)
         return True
 
     def _answer(self, client: Closing, request_id: int) -> None:
