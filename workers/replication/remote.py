@@ -67,7 +67,7 @@ class Remote:
         self.since_ms = self.down_since_ms = 0
         self.next_try_s = 0.0                          # seconds since 1970; 0: none is due
         self._up_s = 0.0
-        self._is_told = False                          # whether the log has that the link is down
+        self._told_ms = 0                              # since 1970; when the log was told that the link is down, or 0
         self._backoff = Backoff()
         self._waiting: dict[Lane | Upkeep, None] = {}
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -141,7 +141,7 @@ class Remote:
             elif now_s - channel.idle_since_s > _IDLE_S:
                 channel.retire("no topic needs the connection")
         if self._up_s and now_s - self._up_s > _STEADY_S:
-            self._backoff.reset()
+            self._works()
 
     def _all_channels(self) -> list[Channel]:
         return [channel for channels in self._channels.values() for channel in channels]
@@ -161,8 +161,8 @@ class Remote:
 
     def progressed(self) -> None:
         """Take note of a receipt: the link works."""
-        if self._backoff.failures:
-            self._backoff.reset()
+        if self._backoff.failures or self._told_ms:
+            self._works()
 
     def _probe_soon(self, delay_s: float) -> None:
         if self._probe_timer is not None:
@@ -193,20 +193,27 @@ class Remote:
         self.error, self._up_s = why, 0.0
         if not self.down_since_ms:
             self.down_since_ms = time.time_ns() // 1_000_000
-        if not self._is_told:
-            self._is_told = True
+        if not self._told_ms:
+            self._told_ms = self.down_since_ms
             log.warning(f"there is no connection to cluster {self.name}: {why}", code="G541", cluster=self.name)
 
     def _came_up(self) -> None:
         self.error, self.next_try_s = "", 0.0
         if not self._up_s:
             self._up_s, self.since_ms = self._loop.time(), time.time_ns() // 1_000_000
-        if self._is_told:
-            self._is_told = False
-            down_s = (time.time_ns() // 1_000_000 - self.down_since_ms) / 1000
+        self.down_since_ms = 0
+
+    def _works(self) -> None:
+        """Take note that the link carries messages or has been up for long, and tell the log if it was down.
+
+        A connection alone does not show it: two lines for each would fill the log while a remote lets us in and then
+        ends the connection.
+        """
+        self._backoff.reset()
+        if self._told_ms and self._up_s:
+            down_s, self._told_ms = (self.since_ms - self._told_ms) / 1000, 0
             log.info(f"the connection to cluster {self.name} is back after {down_s:.1f} s", code="G541",
                      cluster=self.name)
-        self.down_since_ms = 0
 
     def channel_ended(self, channel: Channel, why: str) -> None:
         """Forget a channel."""
