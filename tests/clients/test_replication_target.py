@@ -91,7 +91,7 @@ def arrived(target, topic, count):
             except pulsar.Timeout:
                 continue
         while reader.has_message_available():
-            found.append(reader.read_next(1_000))
+            found.append(reader.read_next(HANG_MS))
         return found
     finally:
         client.close()

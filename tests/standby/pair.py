@@ -36,7 +36,7 @@ class Standby(Broker):
     def state(self) -> dict:
         return json.loads(request("GET", f"{self.http_url}/ops/v1/status")[1])["follows"]
 
-    def wait_complete(self, seconds: float = 60) -> None:
+    def wait_complete(self, seconds: float = HANG_SECONDS) -> None:
         """Return when everything is here that the broker had at the call."""
         began = time.monotonic()
 

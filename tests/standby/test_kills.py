@@ -11,7 +11,16 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..crash.traffic import PAUSE_SECONDS, Publisher, Subscriber
-from ..harness import HANG_MS, HANG_SECONDS, LOAD_PAUSE_SECONDS, eventually, left_for, partitioned_topic, request
+from ..harness import (
+    HANG_MS,
+    HANG_SECONDS,
+    LOAD_PAUSE_SECONDS,
+    eventually,
+    left_for,
+    partitioned_topic,
+    path_of,
+    request,
+)
 from .pair import is_listening
 
 pytestmark = pytest.mark.slow
@@ -43,12 +52,15 @@ class TimedSubscriber(_Timed, Subscriber):
 
 
 class Load:
-    """A producer that numbers what it sends and a consumer that acknowledges, which both reconnect."""
+    """A producer that numbers what it sends and a consumer that acknowledges, which both reconnect.
+
+    The topic has deduplication, as a producer that reconnects sends again what was stored without a receipt.
+    """
 
     def __init__(self, url, topic):
         self.topic, self.answered, self.acknowledged, self._stop = topic, [], set(), threading.Event()
-        self._client = pulsar.Client(url, operation_timeout_seconds=5)
-        self._producer = self._client.create_producer(topic, send_timeout_millis=5_000)
+        self._client = pulsar.Client(url, operation_timeout_seconds=HANG_SECONDS)
+        self._producer = self._client.create_producer(topic, send_timeout_millis=HANG_MS)
         self._consumer = self._client.subscribe(topic, SUBSCRIPTION, pulsar.ConsumerType.Shared)
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._publish, self._consume)]
         for thread in self._threads:
@@ -56,10 +68,7 @@ class Load:
 
     def _publish(self):
         while not self._stop.wait(LOAD_PAUSE_SECONDS):
-            try:
-                self._producer.send(b"%d" % len(self.answered))
-            except pulsar.PulsarException:
-                continue
+            self._producer.send(b"%d" % len(self.answered))
             self.answered.append(len(self.answered))
 
     def _consume(self):
@@ -124,8 +133,10 @@ def test_a_standby_and_its_feed_may_be_killed_at_any_moment(run, tmp_path):
     """The copy goes on from where it was, or begins anew, and at the end it has everything."""
     chance = random.Random(7)
     broker = run("first")
-    topic = partitioned_topic(broker.http_url, 1) + "-partition-0"
+    partitioned = partitioned_topic(broker.http_url, 1)
+    topic = partitioned + "-partition-0"
     keep_everything(broker)
+    assert request("POST", f"{broker.http_url}/admin/v2/{path_of(partitioned)}/deduplicationEnabled", b"true")[0] == 204
     standby = run("second", broker.service_url)
     load = Load(broker.service_url, topic)
     for _ in range(6):

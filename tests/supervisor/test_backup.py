@@ -22,7 +22,7 @@ from geminga.storage.offline import backup
 from geminga.supervisor.tasks import job_socket
 
 from ..crash.backups import CONFIGURATION
-from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, eventually, path_of, request, unique_topic
+from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, eventually, left_for, path_of, request, unique_topic
 from ..workers.test_coordinators import Begun
 from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
@@ -89,24 +89,16 @@ def put(made, folder):
     return folder
 
 
-def take_all(consumer, timeout_ms=300, acknowledge=False):
-    """Return [(id, data, redeliveries)] of the messages that come."""
-    found = []
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            message = consumer.receive((found and timeout_ms) or 10_000)
-            found.append((str(message.message_id()), message.data(), message.redelivery_count()))
-            if acknowledge:
-                consumer.acknowledge(message)
-    return found
-
-
-def left(client, topic, subscription="s", **options):
-    consumer = client.subscribe(topic, subscription, consumer_type=pulsar.ConsumerType.Shared, **options)
+def left(broker, client, topic, *, acknowledge=False):
+    """Return [(id, data, redeliveries)] of the messages that a topic's subscription s has left."""
+    consumer = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
     try:
-        return take_all(consumer)
+        found = left_for(broker, consumer)
+        for message in found if acknowledge else ():
+            consumer.acknowledge(message)
     finally:
         consumer.close()
+    return [(str(message.message_id()), message.data(), message.redelivery_count()) for message in found]
 
 
 def admin(broker, method, path, body=None):
@@ -185,7 +177,7 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     consumer.negative_acknowledge(messages[0])
     assert consumer.receive(HANG_MS).redelivery_count() == 1
     consumer.close()
-    expected = left(client, acked)
+    expected = left(broker, client, acked)
     assert len(expected) == 200 and expected[0][2] >= 1
 
     admin(broker, "PUT", "namespaces/public/exact")
@@ -241,9 +233,7 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     archive = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".ledger"}
 
     # changes after the backups
-    consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared)
-    take_all(consumer, acknowledge=True)
-    consumer.close()
+    left(broker, client, acked, acknowledge=True)
     admin(broker, "DELETE", f"{path_of(keyed)}?force=true")
     admin(broker, "DELETE", f"{path_of(typed)}?force=true")
     assert ask(broker, "DELETE", delayed, "/" + waiting[-1])[0] < 300
@@ -259,14 +249,14 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     assert not (elsewhere.data_dir / "backup").exists()
     with client_of(elsewhere) as again:
         assert {topic: stats(elsewhere, topic) for topic in before} == before
-        assert sorted(left(again, acked)) == sorted(expected)
+        assert sorted(left(elsewhere, again, acked)) == sorted(expected)
         assert ids(elsewhere, delayed) == waiting
-        assert [data for _, data, _ in left(again, exact)] == [b"%d" % number for number in range(10, 20)]
+        assert [data for _, data, _ in left(elsewhere, again, exact)] == [b"%d" % number for number in range(10, 20)]
         producer = again.create_producer(exact, "the-producer")
         assert producer.last_sequence_id() == 19
         producer.send(b"again", sequence_id=15)
         producer.send(b"next", sequence_id=20)
-        assert left(again, exact)[-1][1] == b"next" and len(left(again, exact)) == 11
+        assert left(elsewhere, again, exact)[-1][1] == b"next" and len(left(elsewhere, again, exact)) == 11
         assert admin(elsewhere, "GET", "namespaces/public/exact/deduplication") is True
         assert admin(elsewhere, "GET", f"{path_of(typed)}/retention") == {"retentionTimeInMinutes": 7,
                                                                           "retentionSizeInMB": 8}
@@ -276,9 +266,10 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
         reader = again.create_reader(keyed, pulsar.MessageId.earliest, is_read_compacted=True)
         assert [int(reader.read_next(HANG_MS).data()) for _ in range(5)] == list(range(45, 50))
         assert not reader.has_message_available()
-        assert sorted(int(data) for _, data, _ in left(again, parted)) == list(range(30))
+        assert sorted(int(data) for _, data, _ in left(elsewhere, again, parted)) == list(range(30))
         for topic in load.topics:
-            came = [data[:-len(BLOCK)] for _, data, _ in sorted(left(again, topic), key=lambda one: _place(one[0]))]
+            rest = sorted(left(elsewhere, again, topic), key=lambda one: _place(one[0]))
+            came = [data[:-len(BLOCK)] for _, data, _ in rest]
             assert not acknowledged[topic] & set(came)
             assert {data for data in published[topic] if not int(data) % 2} <= set(came)
             assert len(came) == len(set(came)) and [int(data) for data in came] == sorted(map(int, came))
@@ -323,7 +314,7 @@ def one(broker, client, place):
     for number in range(50):
         producer.send(b"%d" % number + BLOCK)
     producer.close()
-    return place / "one" / os.path.basename(make(broker, place / "one")["folder"]), topic, left(client, topic)
+    return place / "one" / os.path.basename(make(broker, place / "one")["folder"]), topic, left(broker, client, topic)
 
 
 def complete(folder):
@@ -449,7 +440,7 @@ def test_on_another_file_system_a_backup_is_a_copy_and_the_next_shares_with_it(b
     shutil.rmtree(first["folder"])
     again = start(put(second["folder"], memory / "data"))
     with client_of(again) as there:
-        assert left(there, one[1]) == one[2]
+        assert left(again, there, one[1]) == one[2]
     again.close()
 
 
@@ -466,13 +457,13 @@ def test_a_broker_that_was_killed_is_backed_up_with_what_only_its_journals_have(
         producer = client.create_producer(topic)
         for number in range(20):
             producer.send(b"%d" % number)
-        expected = left(client, topic)
+        expected = left(broker, client, topic)
         broker.kill_supervisor()
     made = make(broker, place / "of-down")
     broker.start()      # the broker goes on where it was
     for one in (broker, start(put(made["folder"], tmp_path / "data"))):
         with client_of(one) as client:
-            assert left(client, topic) == expected
+            assert left(one, client, topic) == expected
         one.close()
 
 

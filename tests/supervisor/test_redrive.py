@@ -44,6 +44,14 @@ def command(broker, *words):
             *map(str, words)]
 
 
+def leaves_nothing(broker, dead, *undo):
+    """Undo a redrive; return whether there was nothing left, nor anything held by a transaction that a kill cut off:
+    the abort of that one would give it back.
+    """
+    figures = redrive(broker, dead, *undo)[1]
+    return figures is not None and (figures["taken_back"], figures["not_possible"]) == (0, {})
+
+
 def make(client, *topics):
     """Make topics, and give each a subscription that keeps its messages."""
     for topic in topics:

@@ -1,11 +1,11 @@
 """Dead letters that the broker makes of messages to WebSockets: given back, not acknowledged in time, or expired."""
 import pytest
 
-from ..harness import eventually, path_of
+from ..harness import HANG_SECONDS, eventually, path_of
 from .rest import Rest
 
 pytestmark = pytest.mark.slow
-SECONDS = 40
+SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(scope="module")
