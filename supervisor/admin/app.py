@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import uvloop
@@ -211,6 +211,7 @@ class _NotHttp(logging.Handler):
             log.info(f"{record.getMessage()}: {why[:_WHY_MAX]}; more of them within a minute are not told")
 
 
+@cache
 def _logger() -> logging.Logger:
     # Not from logging.getLogger: handlers of the root logger would write the same lines again.
     made = logging.Logger("aiohttp", logging.INFO)
@@ -313,15 +314,7 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
         configure(app, config, addresses, listeners.certificates)
 
     stopping = follow(control, owners, reconfigure, partial(health.drain, app))
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_logger(),
-        keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        max_line_size=_LINE_MAX,
-        max_field_size=_LINE_MAX,
-        shutdown_timeout=0.5,
-    )
+    runner = web.AppRunner(app, shutdown_timeout=0.5)
     await runner.setup()
     handler = runner.server
     assert handler is not None      # setup() has made it
@@ -334,13 +327,39 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     await runner.cleanup()
 
 
+class _Requests(web.RequestHandler):
+    """The protocol of a connection."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes: what follows a head by itself.
+
+        Node.js sends the body of a DELETE without its length, so the request ends with its head, and the body is no
+        request.  In one piece with that, aiohttp would answer the request itself with 400.
+        """
+        head, end, rest = data.partition(b"\r\n\r\n")
+        super().data_received(head + end)
+        if rest:
+            super().data_received(rest)
+
+
 def _accepted(server: web.Server) -> asyncio.Protocol:
     """Return the protocol of a new connection, and close the connection if it does not send a request in time.
 
     The timeout of aiohttp itself only covers the time between requests.
     """
-    protocol = server()
-    asyncio.get_running_loop().call_later(_SILENT_SECONDS, _close_silent, protocol)
+    loop = asyncio.get_running_loop()
+    protocol = _Requests(
+        server,
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]
+        logger=_logger(),
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        max_line_size=_LINE_MAX,
+        max_field_size=_LINE_MAX,
+    )
+    loop.call_later(_SILENT_SECONDS, _close_silent, protocol)
     return protocol
 
 

@@ -348,6 +348,16 @@ def test_a_client_that_never_sends_a_whole_request_is_cut_off(tmp_path, monkeypa
     assert heard == b"" and seconds > app._SILENT_SECONDS / 2      # the client had its time
 
 
+def test_a_request_is_answered_before_bytes_behind_it_that_are_none(tmp_path, monkeypatch):
+    """Node.js sends the body of a DELETE without its length; the client for it tests topics with such requests."""
+    async def talk(reader, writer):
+        writer.write(b"DELETE /admin/v2/clusters/missing HTTP/1.1\r\nHost: localhost\r\n\r\n{}")
+        return await reader.read()
+
+    heard, _ = served(tmp_path, monkeypatch, talk)
+    assert heard.startswith(b"HTTP/1.1 404")
+
+
 def test_a_body_that_never_comes_is_answered_in_time(tmp_path, monkeypatch):
     async def talk(reader, writer):
         writer.write(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
