@@ -1,8 +1,8 @@
 """Message time to live: entries expire `message_ttl_s` after they were published, or after their delivery time.
 
 An entry was published when its producer says, but not after its arrival: see `published`. An expired entry is
-acknowledged for every subscription that has not acknowledged it, or moved to the dead letter topic where a policy says
-so. In each ledger the entries at the beginning, published
+acknowledged for every durable subscription that has not acknowledged it, or moved to the dead letter topic where a
+policy says so. In each ledger the entries at the beginning, published
 longer ago than the time to live, are counted as old. Old entries have expired, unless they were delayed and their
 delivery time is more recent. Entries that still wait for their delivery time are not looked at, nor are entries from
 the first one of an open transaction on.
@@ -85,7 +85,7 @@ class MessageTtl(Watcher):
         by_ms = now_ms - ttl_ms            # entries published, and due, by this time have expired
         # When the entry that expires next was published, or falls due: it expires a time to live later.
         soonest_ms = now_ms
-        subscriptions = list(partition.subscriptions.values())
+        subscriptions = expiring(partition)
         first = min((one.cursor.mark_delete for one in subscriptions), default=partition.last_confirmed)
         limit, watch.resets, watch.end = partition.limit, partition.cursor_resets, partition.last_confirmed
         watch.old = {ledger_id: count for ledger_id, count in watch.old.items() if ledger_id >= first[0]}
@@ -136,6 +136,15 @@ class MessageTtl(Watcher):
         if expired:
             self._room -= expire(self._decisions, subscription, ledger, np.concatenate(expired))
         return min(late_ms, by_ms) if self._room <= 0 else late_ms
+
+
+def expiring(partition: Partition) -> list[Subscription]:
+    """Return the subscriptions of which messages expire by themselves: the durable ones.
+
+    The cursor of a reader is its place in the topic, not a backlog.  Expiry would move a reader that is behind past
+    messages that the topic still has, after the client was told that they can be read, and has begun to wait for them.
+    """
+    return [subscription for subscription in partition.subscriptions.values() if subscription.is_durable]
 
 
 def expire(decisions: Decisions, subscription: Subscription, ledger: Ledger, entries: NDArray[np.int64]) -> int:

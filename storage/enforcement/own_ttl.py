@@ -79,7 +79,7 @@ class OwnTtl(Watcher):
 
     def _look(self, partition: Partition, watch: _Watch, now_ms: int) -> None:
         """Expire due messages of a partition, and look at entries that were not seen yet."""
-        first = min((one.cursor.mark_delete for one in partition.subscriptions.values()),
+        first = min((one.cursor.mark_delete for one in message_ttl.expiring(partition)),
                     default=partition.last_confirmed)
         ledgers = partition.ledgers_from(first[0])
         watch.ledgers = {one.ledger_id: watch.ledgers.get(one.ledger_id) or _Blocks() for one in ledgers}
@@ -118,7 +118,7 @@ class OwnTtl(Watcher):
         due_ms = since_ms + ttls_ms[entries]
         is_due = due_ms <= now_ms
         if is_due.any():
-            for subscription in partition.subscriptions.values():
+            for subscription in message_ttl.expiring(partition):
                 self._room -= message_ttl.expire(self._decisions, subscription, ledger, entries[is_due] + first)
             if self._room <= 0:      # perhaps not all have expired
                 return now_ms

@@ -93,12 +93,11 @@ class ExpiringLife(Life):
         is_delayed = partition.schedule is not None
         for subscription in topic.subscriptions.values():
             found = checks.state_of(topic, partition, subscription.name, subscription.is_durable)
-            if subscription.state is None or found is None:
+            # Nothing expires for readers.  A ledger may be deleted in the pass in which it expires.
+            if subscription.state is None or found is None or not subscription.is_durable:
                 continue
-            # A ledger may be deleted in the pass in which it expires, and without asking readers.
-            first = topic.first_ledger if subscription.is_durable else partition.ledgers[0].ledger_id
             for position, entry in topic.log.items():
-                if not entry.ttl_ms or position[0] < first or not subscription.unacknowledged(position):
+                if not entry.ttl_ms or position[0] < topic.first_ledger or not subscription.unacknowledged(position):
                     continue
                 begins = max(entry.published, entry.deliver_at) if is_delayed else entry.published
                 if not found.left.get(position, entry.whole):

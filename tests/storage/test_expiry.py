@@ -3,6 +3,8 @@ import random
 
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.job_properties import TTL_PROPERTY
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED
 from geminga.storage.topics.subscription import SubType
 
@@ -86,17 +88,30 @@ def test_a_delayed_message_expires_after_its_own_time(rigs):
 
 
 def test_every_subscription_loses_what_it_has_not_acknowledged(rigs):
-    """Messages expire without consumers and for readers too; acknowledged ones do not count as expired."""
+    """Messages expire without consumers too; acknowledged ones do not count as expired."""
     rig = rigs(message_ttl_s=TTL_S)
     producer = rig.producer("t")
-    one, two, reader = rig.consumer("t", "one"), rig.consumer("t", "two"), rig.consumer("t", "reader", durable=False)
+    one, two = rig.consumer("t", "one"), rig.consumer("t", "two")
     positions = rig.publish(producer, b"a", b"b", b"c")
     rig.run(rig.acks(one, positions[1]))
     rig.close_consumer(two)
     later(rig, TTL_MS + 1_000)
     assert [totals(rig, subscription=name) for name in ("one", "two")] == [[1, 2, 0, 0], [0, 3, 0, 0]]
-    assert rig.receive(reader) == []
-    assert rig.counters.read()["entries_expired"] == 2 + 3 + 3
+    assert rig.counters.read()["entries_expired"] == 2 + 3
+
+
+@pytest.mark.parametrize("policy", [{"message_ttl_s": TTL_S}, {"own_message_ttl": True}], ids=["topic's", "own"])
+def test_readers_get_what_has_expired_as_long_as_the_topic_has_it(rigs, policy):
+    """A reader that is behind is not moved, and one that comes later finds the same messages (apache/pulsar#26504)."""
+    rig = rigs(**policy, retention_s=-1, retention_bytes=-1)
+    producer, slow = rig.producer("t"), rig.consumer("t", "slow", durable=False)
+    rig.consumer("t", "durable")
+    own_ttl = {"properties": [api.KeyValue(key=TTL_PROPERTY, value=f"{TTL_S}s")]}
+    rig.run(rig.sends(*[(producer, b"%d" % n, own_ttl) for n in range(3)]))
+    later(rig, TTL_MS + 1_100)
+    assert backlog(rig, subscription="durable") == 0
+    new = rig.consumer("t", "new", durable=False, initialPosition=1)
+    assert len(rig.receive(slow)) == len(rig.receive(new)) == 3
 
 
 def test_messages_of_batches_are_counted_as_far_as_they_were_not_acknowledged(rigs):
