@@ -5,7 +5,7 @@ from geminga.storage.transactions.admission import Admission
 from geminga.storage.transactions.coordinator import Coordinator
 from geminga.storage.transactions.held_acks import HeldAcks
 from geminga.storage.transactions.participant import Participant
-from geminga.storage.transactions.peers import Peers
+from geminga.storage.transactions.peers import Message, Peers
 
 
 class Exchange:
@@ -21,15 +21,13 @@ class Exchange:
 
     def receive(self, rows: Rows) -> None:
         """Apply the messages of another owner: rows (n,) TRANSACTION_ROW."""
-        for row in rows.tolist():
-            self._apply(*row)
+        self._apply_all(rows.tolist())
         self.settle()
 
     def settle(self) -> None:
         """Apply the messages of this owner to itself, and those that follow from them."""
         while messages := self._peers.take_own():
-            for message in messages:
-                self._apply(*message)
+            self._apply_all(messages)
 
     def decide(self, now_ms: int) -> None:
         """Abort transactions whose time is over."""
@@ -48,13 +46,24 @@ class Exchange:
         """Return the time at which messages or transactions are due, in ms since 1970."""
         return now_ms if self._peers.has_own else self._coordinator.due_ms()
 
+    def _apply_all(self, messages: list[Message]) -> None:
+        """Apply messages; those that end transactions come last, all of a partition together."""
+        ends: dict[tuple[int, int], dict[int, None]] = {}      # a coordinator that repeats itself names one twice
+        for message in messages:
+            what, _, partition_id, transaction, _ = message
+            if what in (envelope.COMMIT, envelope.ABORT):
+                ends.setdefault((what, partition_id), {})[transaction] = None
+            else:
+                self._apply(*message)
+        for (what, partition_id), transactions in ends.items():
+            self._participant.end(list(transactions), partition_id, commits=what == envelope.COMMIT)
+            for transaction in transactions:
+                self._acks.ended(transaction, partition_id)
+
     def _apply(self, what: int, subscription_id: int, partition_id: int, transaction: int, role: int) -> None:
         if what == envelope.ADD:
             self._participant.add(transaction, partition_id, subscription_id, role)
             self._acks.answered(transaction, partition_id, subscription_id)
-        elif what in (envelope.COMMIT, envelope.ABORT):
-            self._participant.end(transaction, partition_id, commits=what == envelope.COMMIT)
-            self._acks.ended(transaction, partition_id)
         elif what == envelope.ADDED:
             self._coordinator.added(transaction, partition_id, subscription_id)
         elif what == envelope.ENDED:

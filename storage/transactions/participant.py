@@ -5,7 +5,7 @@ import numpy as np
 from geminga.proto import envelope, names
 from geminga.proto.errors import Refusal
 from geminga.storage.cursors.cursor import SKIPPED, entries_of
-from geminga.storage.cursors.open_transactions import OpenTransaction
+from geminga.storage.cursors.open_transactions import OpenTransaction, OpenTransactions
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.open_topics import acknowledge
@@ -74,7 +74,7 @@ class Participant(Watcher):
             self._decisions.after_commit(self._settle_one)
         later, self._later = self._later, {}
         for (transaction, partition_id), commits in later.items():
-            self.end(transaction, partition_id, commits=commits)
+            self.end([transaction], partition_id, commits=commits)
 
     def _settle_one(self) -> None:
         partition = next(iter(self._unsettled), None)
@@ -116,8 +116,8 @@ class Participant(Watcher):
         if (partition := self._open.get(partition_id)) is not None:
             self._publisher.publish_asked(partition, transaction)
 
-    def end(self, transaction: int, partition_id: int, *, commits: bool) -> None:
-        """Commit or abort a transaction in a partition, and answer when that is durable.
+    def end(self, transactions: list[int], partition_id: int, *, commits: bool) -> None:
+        """Commit or abort transactions in a partition, and answer when that is durable.
 
         A transaction that has done nothing here, or a partition that is deleted, is answered at once.
         """
@@ -126,21 +126,24 @@ class Participant(Watcher):
         except (CorruptFile, StorageFull, Refusal, OSError) as error:
             self._reports.once(f"a transaction cannot end in partition {partition_id}, which cannot be opened: "
                                f"{error}; it is tried again", code="G120")
-            self._later[transaction, partition_id] = commits
+            self._later |= {(transaction, partition_id): commits for transaction in transactions}
             return
         if partition is None:
             self._added.pop(partition_id, None)
         elif partition.transactions is not None:
             self._publisher.publish_held(partition)
-            self._end(partition, transaction, commits=commits)
-            self._publisher.publish_asked(partition, transaction)
-        self._send(envelope.ENDED, transaction, partition_id, 0)
+            pending.end(self._decisions, partition, transactions, commits=commits)
+            for transaction in transactions:
+                self._end(partition, partition.transactions, transaction, commits=commits)
+            self._decisions.wake(partition)
+            self._decisions.wake_trimming(partition)
+            for transaction in transactions:
+                self._publisher.publish_asked(partition, transaction)
+        for transaction in transactions:
+            self._send(envelope.ENDED, transaction, partition_id, 0)
 
-    def _end(self, partition: Partition, transaction: int, *, commits: bool) -> None:
-        transactions = partition.transactions
-        assert transactions is not None, partition
-        pending.end(self._decisions, partition, transaction, commits=commits)
-        ended = transactions.by_id.get(transaction)
+    def _end(self, partition: Partition, known: OpenTransactions, transaction: int, *, commits: bool) -> None:
+        ended = known.by_id.get(transaction)
         if ended is not None:
             if not commits:
                 _discard(self._decisions, partition, ended)
@@ -149,11 +152,9 @@ class Participant(Watcher):
             self._decisions.answer_needs_sync()
             if ended.entries:
                 self._unsettled[partition] = None
-                transactions.committed += commits
-                transactions.aborted += not commits
-        transactions.end(transaction, commits=commits)
-        self._decisions.wake(partition)
-        self._decisions.wake_trimming(partition)
+                known.committed += commits
+                known.aborted += not commits
+        known.end(transaction, commits=commits)
 
     def _send(self, what: int, transaction: int, partition_id: int, subscription_id: int) -> None:
         """Send a row to the owner of the transaction's coordinator."""

@@ -22,7 +22,7 @@ from geminga.storage.open_topics import acknowledge, cleared_backlogs, dead_lett
 from geminga.storage.open_topics.acknowledge import Acks
 from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import SPREAD, EntriesOfLedger, EntryIds, Subscription
+from geminga.storage.topics.subscription import SPREAD, EntriesOfLedger, Subscription
 
 # -- acknowledgements of an open transaction
 
@@ -93,20 +93,23 @@ def _withhold_part(subscription: Subscription, withheld: Withheld, transaction: 
 
 # -- the end of a transaction
 
-def end(decisions: Decisions, partition: Partition, transaction: int, *, commits: bool) -> None:
-    """Acknowledge, or give back, all that the transaction has acknowledged on subscriptions of the partition.
+def end(decisions: Decisions, partition: Partition, transactions: list[int], *, commits: bool) -> None:
+    """Acknowledge, or give back, all that transactions have acknowledged on subscriptions of the partition.
 
-    The caller notes the end of the transaction behind the ops of this.
+    The caller notes the ends of the transactions behind the ops of this.
     """
     for subscription in list(partition.subscriptions.values()):
-        withheld = subscription.withheld
-        if withheld is not None and transaction in withheld.by_transaction:
+        if (withheld := subscription.withheld) is None:
+            continue
+        if mine := [transaction for transaction in transactions if transaction in withheld.by_transaction]:
             if commits:
-                _commit(decisions, subscription, withheld, transaction)
+                _commit(decisions, subscription, withheld, mine)
             else:
-                _abort(decisions, subscription, withheld, transaction)
+                for transaction in mine:
+                    _abort(decisions, subscription, withheld, transaction)
             committed, aborted = subscription.transactions_ended
-            subscription.transactions_ended = committed + commits, aborted + (not commits)
+            subscription.transactions_ended = (
+                (committed + len(mine), aborted) if commits else (committed, aborted + len(mine)))
             decisions.wake(partition)
 
 
@@ -116,11 +119,19 @@ def _remove(subscription: Subscription, withheld: Withheld, transaction: int) ->
         subscription.withheld = None
 
 
-def _commit(decisions: Decisions, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
-    acks = withheld.by_transaction[transaction]
-    single: dict[int, EntryIds] = {
-        ledger_id: list(entries) for ledger_id, entries in acks.entries.items()}
-    acknowledge.move(decisions, subscription, Acks(up_to=acks.up_to, single=single), ACKNOWLEDGED)
+def _commit(decisions: Decisions, subscription: Subscription, withheld: Withheld, transactions: list[int]) -> None:
+    """Acknowledge what transactions have acknowledged: whole entries of all together, then messages of batches."""
+    whole = Acks(up_to=max(withheld.by_transaction[transaction].up_to for transaction in transactions))
+    for transaction in transactions:
+        whole.add(Acks(single={ledger_id: list(entries) for ledger_id, entries
+                               in withheld.by_transaction[transaction].entries.items()}))
+    acknowledge.move(decisions, subscription, whole, ACKNOWLEDGED)
+    for transaction in transactions:
+        _commit_parts(decisions, subscription, withheld.by_transaction[transaction])
+        _remove(subscription, withheld, transaction)
+
+
+def _commit_parts(decisions: Decisions, subscription: Subscription, acks: TransactionAcks) -> None:
     for ledger_id, batches in acks.parts.items():
         if isinstance(ledger := subscription.find(ledger_id), Ledger):
             for entry_id, bits in batches.items():
@@ -134,7 +145,6 @@ def _commit(decisions: Decisions, subscription: Subscription, withheld: Withheld
         elif isinstance(ledger, Ledger):
             all_of_them = (1 << int(ledger.messages[entry_id])) - 1
             acknowledge.acknowledge_messages(decisions, subscription, ledger, entry_id, all_of_them & ~bits)
-    _remove(subscription, withheld, transaction)
 
 
 def _parts(subscription: Subscription, acks: TransactionAcks) -> Iterator[tuple[int, int, int]]:

@@ -26,8 +26,9 @@ BUGS = [
         ("    if dispatcher is not None and dispatcher.is_woken_by_acknowledgements:\n"
          "        decisions.wake(partition)\n", "",
          "consumers that held too many wait on"),
-        ("single=single), ACKNOWLEDGED)", "single={}), ACKNOWLEDGED)", "a commit acknowledges no single entries"),
-        ("Acks(up_to=acks.up_to, single", "Acks(single", "a commit acknowledges nothing up to its position"),
+        ("        whole.add(Acks(single={", "        Acks().add(Acks(single={",
+         "a commit acknowledges no single entries"),
+        ("whole = Acks(up_to=max(", "whole, _ = Acks(), (max(", "a commit acknowledges nothing up to its position"),
         ("            dispatcher.acknowledged(ledger, [entry_id])      # whoever", "            pass      # whoever",
          "a consumer holds a batch that is given to another"),
         ("back or (is_passed and not is_spread)", "back", "a new consumer never gets what was aborted"),

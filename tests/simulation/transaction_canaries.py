@@ -155,13 +155,14 @@ def withheld_entries_are_not_recovered():
 
 @canary("nothing is delivered that is acknowledged", _WHOLE, _ITSELF)
 def acknowledgements_are_lost_at_a_commit():
-    yield pending, "_commit", lambda owner, subscription, withheld, transaction: pending._remove(
-        subscription, withheld, transaction)
+    yield pending, "_commit", lambda decisions, subscription, withheld, transactions: [
+        pending._remove(subscription, withheld, transaction) for transaction in transactions]
 
 
 @canary(*_LOST)
 def an_abort_acknowledges():
-    yield pending, "_abort", pending._commit
+    yield pending, "_abort", lambda decisions, subscription, withheld, transaction: pending._commit(
+        decisions, subscription, withheld, [transaction])
 
 
 @canary("what is due is delivered")

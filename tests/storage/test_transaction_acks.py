@@ -94,6 +94,26 @@ def test_a_commit_acknowledges(rig, kind, tmp_path):
 
 
 @EACH
+def test_commits_of_one_pass_acknowledge_together(rig, kind, tmp_path):
+    """Whole entries, messages of batches, and everything up to a position, each in its own transaction."""
+    consumer, positions = begin(rig, kind, count=6, batch=2)
+    third, fourth = names.transaction(0, 9), names.transaction(0, 10)
+    open_for(rig, third, fourth)
+    assert answer(rig, consumer, FIRST, positions[1], positions[4]) is None
+    assert answer(rig, consumer, SECOND, (*positions[3], [0b10])) is None
+    assert answer(rig, consumer, third, positions[0], cumulative=True) is None
+    assert answer(rig, consumer, fourth, (*positions[3], [0b01]), positions[5]) is None
+    assert figures(rig)[0] == 12
+    end(rig, FIRST, SECOND, third, fourth, commits=True)
+    subscription = subscription_of(rig)
+    assert subscription.cursor.mark_delete == positions[1] and subscription.withheld is None
+    assert (figures(rig)[0], subscription.transactions_ended) == (2, (4, 0))
+    assert come_anew(rig, consumer, kind)[1] == [positions[2]]
+    after = rig.crashed(tmp_path / "next")
+    assert got(after, after.consumer("t", subType=kind)) == [positions[2]]
+
+
+@EACH
 def test_an_abort_gives_back_at_once(rig, kind, tmp_path):
     """Shared and Key_Shared count it as a redelivery; on others everything unacknowledged comes again, in order."""
     consumer, positions = begin(rig, kind)

@@ -296,7 +296,7 @@ def test_an_end_of_what_is_not_there_is_answered_at_once(rig):
     partition_id = rig.partition("t").partition_id
     for there in (partition_id, 77):
         for transaction in (5, 6):
-            _, told = rig.pass_of(rig.participant.end, transaction, there, commits=transaction == 5)
+            _, told = rig.pass_of(rig.participant.end, [transaction], there, commits=transaction == 5)
             assert told == [(0, envelope.ENDED, transaction, there, 0)]
 
 
@@ -329,7 +329,7 @@ def test_an_end_opens_the_partition(rig, tmp_path):
     rig.publish_in(transaction, producer, b"a")
     after = rig.crashed(tmp_path / "next")
     assert not after.partitions
-    _, told = after.pass_of(after.participant.end, transaction, partition_id, commits=True)
+    _, told = after.pass_of(after.participant.end, [transaction], partition_id, commits=True)
     assert (0, envelope.ENDED, transaction, partition_id, 0) in told
     assert texts(after) == [b"a"]
     after.close()
@@ -583,7 +583,7 @@ def test_a_deleted_topic_forgets_its_transactions(rig):
     transaction, partition_id = rig.begin("t"), rig.partition("t").partition_id
     rig.publish_in(transaction, producer, b"a")
     rig.asked("delete", "t", force=True)
-    _, told = rig.pass_of(rig.participant.end, transaction, partition_id, commits=True)
+    _, told = rig.pass_of(rig.participant.end, [transaction], partition_id, commits=True)
     assert told == [(0, envelope.ENDED, transaction, partition_id, 0)]
     rig.producer("t")
     assert texts(rig) == []

@@ -57,12 +57,13 @@ def answer(rig, consumer, transaction, *positions, **fields):
     return response.error if response.HasField("error") else None
 
 
-def end(rig, transaction, *, commits):
-    """Commit or abort a transaction as a coordinator has it done; return the answers of the pass."""
+def end(rig, *transactions, commits):
+    """Commit or abort transactions as a coordinator has it done; return the answers of the pass."""
     partition = rig.partition(TOPIC)
-    pending.end(rig.owner.decisions, partition, transaction, commits=commits)
-    partition.transactions.end(transaction, commits=commits)
-    rig.owner.decisions.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
+    pending.end(rig.owner.decisions, partition, list(transactions), commits=commits)
+    for transaction in transactions:
+        partition.transactions.end(transaction, commits=commits)
+        rig.owner.decisions.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))
     rig.owner.decisions.answer_needs_sync()
     answers = rig.run()
     partition.check()

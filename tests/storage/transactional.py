@@ -67,7 +67,7 @@ class TransactionalRig(Rig):
         answered = []
         for topic in topics:
             partition_id = self.partition(topic).partition_id
-            answers, told = self.pass_of(self.participant.end, transaction, partition_id, commits=commits)
+            answers, told = self.pass_of(self.participant.end, [transaction], partition_id, commits=commits)
             assert (0, envelope.ENDED, transaction, partition_id, 0) in told
             answered.append(answers)
         return answered
@@ -85,7 +85,7 @@ class TransactionalRig(Rig):
             if what == envelope.ADD:
                 answers, _ = self.pass_of(self.participant.add, transaction, partition_id, 0)
             elif what == envelope.ABORT:
-                answers, _ = self.pass_of(self.participant.end, transaction, partition_id, commits=False)
+                answers, _ = self.pass_of(self.participant.end, [transaction], partition_id, commits=False)
             else:
                 answers, _ = self.pass_of(self.participant.refused, transaction, partition_id)
         return answers
