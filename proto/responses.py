@@ -3,6 +3,7 @@
 Clients test whether an optional field is present, not what it holds.  So a field without a meaning is left out.
 """
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -284,8 +285,12 @@ def ended_transaction(request_id: int, most: int, least: int) -> bytes:
 
 def _of_transaction(kind: int, request_id: int, most: int, least: int) -> bytes:
     """Return the response to a command about a transaction, which has the same three fields for each kind."""
-    return _of_numbers(kind, b"\x08%b\x10%b\x18%b" % (
-        varints.encode(request_id), varints.encode(least), varints.encode(most)))
+    return _of_numbers(kind, b"\x08%b%b" % (varints.encode(request_id), _id_fields(most, least)))
+
+
+@lru_cache(4_096)      # each transaction has three or four answers, soon after each other
+def _id_fields(most: int, least: int) -> bytes:
+    return b"\x10%b\x18%b" % (varints.encode(least), varints.encode(most))
 
 
 def _of_numbers(kind: int, inner: bytes) -> bytes:

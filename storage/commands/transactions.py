@@ -8,6 +8,9 @@ from geminga.storage.open_topics.options_in_force import OptionsInForce
 from geminga.storage.open_topics.session import Session
 from geminga.storage.transactions.coordinator import Coordinator
 
+# Reading a name of the enum takes as long as a dozen lines.
+_ADD_PARTITION, _ADD_SUBSCRIPTION, _END = int(T.ADD_PARTITION_TO_TXN), int(T.ADD_SUBSCRIPTION_TO_TXN), int(T.END_TXN)
+
 
 @carries_out(T.NEW_TXN)
 def new_transaction(options: OptionsInForce, coordinator: Coordinator, session: Session,
@@ -22,7 +25,7 @@ def add_partitions(coordinator: Coordinator, session: Session, request: api.Comm
     """ADD_PARTITION_TO_TXN: the transaction may publish to these topics."""
     coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
-        [(topic, None) for topic in request.partitions], T.ADD_PARTITION_TO_TXN, responses.added_partition)
+        [(topic, None) for topic in request.partitions], _ADD_PARTITION, responses.added_partition)
 
 
 @carries_out(T.ADD_SUBSCRIPTION_TO_TXN)
@@ -30,7 +33,7 @@ def add_subscriptions(coordinator: Coordinator, session: Session, request: api.C
     """ADD_SUBSCRIPTION_TO_TXN: the transaction may acknowledge on these subscriptions."""
     coordinator.add(
         session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits),
-        [(each.topic, each.subscription) for each in request.subscription], T.ADD_SUBSCRIPTION_TO_TXN,
+        [(each.topic, each.subscription) for each in request.subscription], _ADD_SUBSCRIPTION,
         responses.added_subscription)
 
 
@@ -40,7 +43,7 @@ def end_transaction(coordinator: Coordinator, session: Session, request: api.Com
     if not request.HasField("txn_action"):
         raise Refusal(api.InvalidTxnStatus, "END_TXN has no action")
     coordinator.end(
-        session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits), T.END_TXN,
+        session, request.request_id, (request.txnid_most_bits, request.txnid_least_bits), _END,
         responses.ended_transaction, commits=request.txn_action == api.COMMIT)
 
 

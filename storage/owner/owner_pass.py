@@ -25,7 +25,7 @@ from geminga.storage.open_topics.publish_gate import PublishGate
 from geminga.storage.open_topics.session import Session
 from geminga.storage.owner.dispatching import Dispatching
 from geminga.storage.owner.publishing import Publishing
-from geminga.storage.owner.requests import Requests
+from geminga.storage.owner.requests import Requests, concerned
 from geminga.storage.recurring.recurring import RecurringMessages
 from geminga.storage.scalable.drained import SealedSegments
 from geminga.storage.scalable.notices import Notices
@@ -83,7 +83,7 @@ class Pass:
                 self._dispatching.grant(rows)
             elif kind == envelope.COMMANDS:
                 self._decisions.take_credit(worker, envelope.COMMAND_COST * len(rows) + len(data))
-                self._requests.carry_out_commands(worker, rows, data, self.apply_received_before)
+                self._requests.carry_out_commands(worker, rows, data, self.apply_received_before_command)
                 self._exchange.settle()
             elif kind == envelope.TRANSACTIONS:      # of another owner
                 self.apply_received_before(set(rows["transaction"].tolist()))
@@ -99,6 +99,13 @@ class Pass:
         """Apply buffered acknowledgements, then publish buffered SENDs."""
         self._dispatching.acknowledge_received()
         self._publishing.publish_received()
+
+    def apply_received_before_command(self, command: api.BaseCommand | None) -> None:
+        """Apply what arrived before a command of a client, None: before an event of its connection."""
+        if self._publishing.is_due:
+            self.apply_received_before(concerned(command))
+        else:
+            self._dispatching.acknowledge_received()
 
     def apply_received_before(self, transactions: set[int] | None) -> None:
         """Apply what arrived before something that concerns these transactions only; None: everything.

@@ -114,9 +114,14 @@ class Publishing(TopicWatcher):
             transactions.isdisjoint(rows["message_index"][rows["flags"] & IN_TRANSACTION != 0].tolist())
             for _, rows, _ in self._sends)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there are buffered SENDs, or throttled SENDs that their rate limit may admit now."""
+        return bool(self._sends) or self._rates.due_ms <= self._decisions.now_ms
+
     def publish_received(self) -> None:
         """Publish buffered SENDs, and throttled SENDs that their rate limit now admits."""
-        if self._sends or self._rates.due_ms <= self._decisions.now_ms:
+        if self.is_due:
             sends, self._sends = self._sends, []
             for some in self._rates.admit(sends) if self._rates.is_possible else [sends]:
                 self._publish(some)

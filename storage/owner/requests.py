@@ -29,7 +29,7 @@ def _parsed(data: bytes) -> api.BaseCommand | None:
         return None
 
 
-def _concerned(command: api.BaseCommand | None) -> "set[int] | None":
+def concerned(command: api.BaseCommand | None) -> "set[int] | None":
     """Return the transactions whose SENDs a command depends on; None if it depends on others too."""
     row = TABLE.get(command.type) if command is not None else None
     if command is None or row is None or row.behind == Sends.ALL:
@@ -62,10 +62,10 @@ class Requests:
             at += size
 
     def carry_out_commands(self, worker: int, rows: Rows, data: memoryview,
-                           apply_before: "Callable[[set[int] | None], None]") -> None:
+                           apply_before: "Callable[[api.BaseCommand | None], None]") -> None:
         """Execute commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes in `data`.
 
-        apply_before: applies what has arrived before, as far as it concerns some transactions; see `_concerned`.
+        apply_before: applies what has arrived before, as far as a command depends on it; see `concerned`.
         """
         at = 0
         columns = (rows[name].tolist() for name in ("connection", "kind", "protocol_version", "size"))
@@ -79,7 +79,7 @@ class Requests:
             if not session.is_over or kind == envelope.CONNECTION_GONE:
                 its = bytes(data[at:at + size])
                 command = _parsed(its) if kind == envelope.COMMAND else None
-                apply_before(_concerned(command))
+                apply_before(command)
                 try:
                     if command is not None:
                         self._commands.carry_out(session, command)

@@ -72,6 +72,8 @@ class Coordinator(Watcher):
         self._deadlines = Deadlines(self.transactions)
         self._under_way: dict[int, UnderWay] = {}           # by transaction
         self._owners: dict[int, int] = {}                    # partition id -> index of its owner, or _GONE
+        # What commands of this pass have named, which mostly name the same.
+        self._found: dict[named.Wanted, tuple[Used, str]] = {}
         self._waiting: dict[Request, None] = {}             # for other owners
         self.held = HeldCommits()
         self._early: list[Callable[[], None]] = []           # questions that came before `_begin`
@@ -278,7 +280,7 @@ class Coordinator(Watcher):
         self._decisions.outbox(session.worker).reply(
             session.connection, responses.new_transaction(request_id, number, least), request_id=request_id)
 
-    def add(self, session: Session, request_id: int, bits: tuple[int, int], wanted: list[tuple[str, str | None]],
+    def add(self, session: Session, request_id: int, bits: tuple[int, int], wanted: list[named.Wanted],
             kind: int, answer: Answer) -> None:
         """Add topics or subscriptions to a transaction; answer its client once the topics' owners have noted that.
 
@@ -289,7 +291,7 @@ class Coordinator(Watcher):
         if transaction.state != OPEN:
             raise _ending(transaction)
         _check_room(self._waiting)
-        stored, promised = named.look_up(self._topics, wanted)
+        stored, promised = named.look_up(self._topics, wanted, self._found)
         if promised:
             self._promise(transaction, promised - transaction.promised)
         request = Request(session, request_id, kind, answer, left=len(stored))
@@ -438,7 +440,8 @@ class Coordinator(Watcher):
         self._reply(request, transaction_id)
 
     def expire(self, now_ms: int) -> None:
-        """Abort transactions whose time is over, and decide commits that have waited for too long."""
+        """Abort transactions whose time is over, and decide commits that have waited for too long; once a pass."""
+        self._found.clear()
         if self.held.is_over(now_ms):
             self.release_commits()
         for _ in range(_EXPIRED_MAX):

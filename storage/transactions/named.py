@@ -18,21 +18,31 @@ from geminga.storage.transactions.transaction_table import Used
 NOT_STORED = (1 << 32) - 1           # in place of the id of a subscription that is not stored
 
 
-def look_up(topics: TopicTable, wanted: list[tuple[str, str | None]],
+Wanted = tuple[str, str | None]      # a topic as a client wrote it, and a subscription or None
+
+
+def look_up(topics: TopicTable, wanted: list[Wanted], found: dict[Wanted, tuple[Used, str]],
             ) -> tuple[dict[Used, tuple[str, str]], set[bytes]]:
     """Return ({ids: (topic, its name as the client wrote it)} of what is stored, `hash_of` all else).
 
-    wanted: pairs (topic, subscription or None).  ids: see `_ids`.  Raises StorageFull, and Refusal, also for topics to
-    which nobody can publish: a scalable topic, or the name of a segment that is made up.
+    ids: see `_ids`.  found: (ids, topic) of what was stored when this was called before in the same pass; it grows.
+    Raises StorageFull, and Refusal, also for topics to which nobody can publish: a scalable topic, or the name of a
+    segment that is made up.
     """
     stored: dict[Used, tuple[str, str]] = {}
     promised: set[bytes] = set()
-    for topic, subscription in wanted:
+    for each in wanted:
+        topic, subscription = each
+        if (known := found.get(each)) is not None:
+            stored[known[0]] = known[1], topic
+            continue
         name = names.parse(topic)
         if not name.is_persistent:
             continue
         if (used := _ids(topics, name, subscription)) is not None:
             stored[used] = str(name), topic
+            if used[1] != NOT_STORED:      # another owner may store it before the next command of this pass
+                found[each] = used, str(name)
             continue
         if subscription is None and (name.is_segment or name.is_scalable):
             _refuse_made_up(topics, name)

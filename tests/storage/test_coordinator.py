@@ -889,7 +889,7 @@ def test_nothing_is_used_before_all_owners_have_recovered(tmp_path):
     api.BaseCommand(type=api.BaseCommand.CLOSE_PRODUCER).SerializeToString()], ids=["type twice", "cut", "another"])
 def test_a_command_that_only_begins_like_one_of_transactions_comes_behind_all_sends(data):
     """A client may write a field twice, and the last one counts; nothing may be stored behind its producer's end."""
-    assert requests._concerned(requests._parsed(data)) is None
+    assert requests.concerned(requests._parsed(data)) is None
 
 
 def test_an_end_comes_behind_the_sends_of_its_transaction_and_no_others():
@@ -897,7 +897,7 @@ def test_an_end_comes_behind_the_sends_of_its_transaction_and_no_others():
     end = api.BaseCommand(type=api.BaseCommand.END_TXN, endTxn=api.CommandEndTxn(
         request_id=1, txnid_most_bits=1, txnid_least_bits=7, txn_action=api.COMMIT))
     begin = api.BaseCommand(type=api.BaseCommand.NEW_TXN, newTxn=api.CommandNewTxn(request_id=1))
-    assert (requests._concerned(end), requests._concerned(begin)) == ({names.transaction(1, 7)}, set())
+    assert (requests.concerned(end), requests.concerned(begin)) == ({names.transaction(1, 7)}, set())
 
 
 def test_what_a_process_of_the_broker_leaves_open_is_aborted_when_its_connection_ends(rig):
