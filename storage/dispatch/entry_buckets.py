@@ -5,12 +5,14 @@ former consumer has acknowledged what it has of it, or has left, as hashes are i
 
 A segment has one consumer first, an Exclusive one, and it is shared once there are more consumers than segments.  Its
 consumer is told so, finishes what it has, closes and subscribes anew, which may take as long as its application likes.
-The others need not wait for that to subscribe: they get entries of all buckets of which it has none.
+The others need not wait for that to subscribe: each gets its share of the buckets, except of those of which the first
+one has entries.  The first one's share waits for it, so that its keys do not go to others and back.
 
     A Exclusive             gets everything
-    B subscribes            A gets nothing any more; B gets what comes, except of buckets that A has entries of
-    A acknowledges          B gets those too
-    A closes, subscribes    A gets half of the buckets
+    B subscribes            A gets nothing any more; B gets half of the buckets, except those that A has entries of
+    A acknowledges          B gets those of its half too
+    A closes                its half waits for a moment, as A may just have left
+    A subscribes            A gets its half
 
 The other way round it is the same: a consumer that is alone again attaches as Exclusive while former sharers finish.
 It acknowledges everything up to a message, so it needs positions in order, and gets nothing before they have finished.
@@ -24,7 +26,7 @@ import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.dispatch.ranges import HASHES, Buckets
@@ -43,16 +45,23 @@ from geminga.storage.topics.subscription import (
 )
 
 _WHOLE = [(0, HASHES - 1)]      # the bounds while one consumer has everything
+_RETURN_MS = 1_000              # for a consumer that has closed as Exclusive to subscribe as a sharer
 
 
 class EntryBuckets(KeyShared):
     """Delivers each entry to the consumer that has its bucket."""
+
+    def __init__(self, subscription: Subscription):
+        super().__init__(subscription)
+        # Name of the Exclusive consumer that had everything when sharers came; it will be one of them.  "": none.
+        self._awaited = ""
 
     def check(self) -> None:
         """Assert that a consumer is sole if it has not asked for buckets, and what KeyShared asserts."""
         super().check()
         assert all(consumer.is_sole != consumer.shares_buckets for consumer in self.subscription.consumers), self
         assert isinstance(self.ranges, Buckets), self
+        assert self._awaited or self.news_due_ms == NEVER_MS, self
 
     # -- consumers
 
@@ -95,20 +104,40 @@ class EntryBuckets(KeyShared):
                 self._count_unacknowledged(consumer, int(messages.sum()))
 
     def _join(self, consumer: Consumer) -> None:
+        subscription = self.subscription
+        before = next((each for each in reversed(subscription.consumers) if each is not consumer), None)
+        if before is not None and before.is_sole and consumer.shares_buckets:
+            self._await(before.name)
+        elif before is None and consumer.shares_buckets:
+            name, left_ms = subscription.left_alone
+            if name != consumer.name and 0 <= subscription.partition.now_ms - left_ms < _RETURN_MS:
+                self._await(name, left_ms + _RETURN_MS)
+        elif consumer.name == self._awaited:
+            assert isinstance(self.ranges, Buckets), self
+            self.ranges.give_kept(consumer.slot)
+            self._await("")
         self._spread()
 
     def _leave(self, consumer: Consumer) -> None:
+        if consumer.is_sole and consumer.name == self._awaited:
+            self.news_due_ms = self.subscription.partition.now_ms + _RETURN_MS
         self._spread()
+
+    def _await(self, name: str, due_ms: int = NEVER_MS) -> None:
+        """Keep a share of the buckets for a consumer of this name, until this time; "": for none any more."""
+        self._awaited, self.news_due_ms = name, due_ms
 
     def _spread(self) -> None:
         """Give the buckets to their owners, which may have other bounds than the former ones."""
         owners = self._owners()
+        if not owners or owners[0].is_sole:
+            self._await("")
         bounds = _WHOLE if not owners or owners[0].ranges is None else owners[0].ranges
         assert isinstance(self.ranges, Buckets), self
         if bounds != self.ranges.bounds:
             self.ranges = Buckets(bounds)
             self._hash_removed_anew()
-        self.ranges.spread([consumer.slot for consumer in owners])
+        self.ranges.spread([consumer.slot for consumer in owners], keeps_share=bool(self._awaited))
         self._reassigned()
 
     def _hash_removed_anew(self) -> None:
@@ -132,6 +161,10 @@ class EntryBuckets(KeyShared):
         return super().deal(takers, ledger, entries, batches, is_again=is_again)
 
     def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
+        # The clock may have been set back.
+        if self.news_due_ms != NEVER_MS and not 0 < self.news_due_ms - self.subscription.partition.now_ms <= _RETURN_MS:
+            self._await("")
+            self._spread()
         batches = super().next_batches(ledgers)
         self._end_sharing()
         return batches

@@ -270,9 +270,12 @@ class Buckets(_Regions):
         highest = np.minimum(lowest + (stamps >> HASH_BITS & (STAMPED >> HASH_BITS) - 1), HASHES - 1)
         return int(np.count_nonzero(self.bucket_of(lowest) != self.bucket_of(highest)))
 
-    def spread(self, slots: list[int]) -> None:
-        """Give each of these consumers as many buckets as any other, or one more; move no bucket that may stay."""
-        held: dict[int, list[int]] = {slot: [] for slot in slots}
+    def spread(self, slots: list[int], *, keeps_share: bool = False) -> None:
+        """Give each of these consumers as many buckets as any other, or one more; move no bucket that may stay.
+
+        keeps_share: as many are nobody's, for a consumer that is to come.
+        """
+        held: dict[int, list[int]] = {slot: [] for slot in (slots if not keeps_share else [0, *slots])}
         free: list[int] = []
         for bucket, slot in enumerate(self._owners.tolist()):
             held.get(slot, free).append(bucket)
@@ -284,6 +287,10 @@ class Buckets(_Regions):
         for slot, buckets in (held or {0: free}).items():
             self._owners[buckets] = slot
         self._set(self._ends_of_all, self._owners)
+
+    def give_kept(self, slot: int) -> None:
+        """Give a consumer the buckets that are nobody's."""
+        self._owners[self._owners == 0] = slot
 
 
 def check_buckets(bounds: list[tuple[int, int]]) -> None:

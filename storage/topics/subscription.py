@@ -373,6 +373,7 @@ class Subscription:
     departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)
     # Whether a client may have acknowledged more than has arrived here: a connection, or an owner, has ended.
     may_lack_acks: bool = False
+    left_alone: tuple[str, int] = ("", 0)      # name of a segment's Exclusive consumer that left last, and when in ms
     straddling: int = 0                # entries with messages of several buckets, see entry_buckets.py
     dropped: int = 0                   # messages of a non-persistent topic that no consumer could take
     # When consumers that have left last acknowledged, were delivered an entry, and granted permits.
@@ -497,6 +498,8 @@ class Subscription:
         if self.consumers:
             self.dispatcher.detach(consumer)
         else:
+            if self.partition.name.is_segment and (self.kind == SubType.Exclusive or consumer.is_sole):
+                self.left_alone = consumer.name, self.partition.now_ms
             self.vacate()
 
     def vacate(self) -> None:

@@ -154,21 +154,60 @@ def test_entry_buckets_are_for_segments_only(rig):
 # -- becoming shared, and sole again
 
 def test_a_second_consumer_need_not_wait_until_the_first_has_acknowledged(rig):
-    """It gets entries of buckets of which the first one has none, and the others once these are acknowledged."""
+    """It gets entries of its buckets of which the first one has none, and the others once these are acknowledged."""
     producer, first = rig.producer(SEGMENT), alone(rig)
-    held = rig.delivered(publish(rig, producer, (100, b"old 0"), (20_000, b"old 1")), first)
+    held = rig.delivered(publish(rig, producer, (20_000, b"old 0"), (40_000, b"old 1")), first)
     second = join(rig, "b")
     answers = publish(rig, producer, *[(stamp, b"%d" % stamp) for stamp in STAMPS])
-    assert (got(rig, answers, first), got(rig, answers, second)) == ([], [b"40000", b"60000"])
-    answers = rig.run(rig.acks(first, held[0][0], cumulative=True))
-    assert got(rig, answers, second) == [b"100"]
-    answers = rig.run(rig.acks(first, held[1][0], cumulative=True))
-    assert got(rig, answers, second) == [b"20000"]
+    assert (got(rig, answers, first), got(rig, answers, second)) == ([], [b"60000"])
+    assert not got(rig, rig.run(rig.acks(first, held[0][0], cumulative=True)), second)
+    assert got(rig, rig.run(rig.acks(first, held[1][0], cumulative=True)), second) == [b"40000"]
     rig.close_consumer(first)
-    third = join(rig, "a")
-    answers = publish(rig, producer, *[(stamp, b"%d" % stamp) for stamp in STAMPS])
-    assert len(got(rig, answers, third)) == 0 and len(got(rig, answers, second)) == 2      # the rest is draining
+    section, number = rig.subscribe(SEGMENT, "sub", consumer_name="a", **shared())
+    first = rig.consumer_in(rig.run(section), number, SEGMENT)
+    assert got(rig, rig.run(rig.flow(first, 1_000)), first) == [b"100", b"20000"]
     subscription(rig).check()
+
+
+def test_the_share_of_the_first_one_waits_while_it_becomes_a_sharer(rig):
+    """No key goes to another consumer and back; whoever of them subscribes first."""
+    producer, first = rig.producer(SEGMENT), alone(rig)
+    for second_comes_late in (False, True):
+        if not second_comes_late:
+            second = join(rig, "b")
+        rig.close_consumer(first)
+        if second_comes_late:
+            second = join(rig, "b")
+        answers = publish(rig, producer, *[(stamp, b"%d" % stamp) for stamp in STAMPS])
+        its = rig.delivered(answers, second)
+        assert [payload for _, payload in its] == [b"40000", b"60000"]
+        section, number = rig.subscribe(SEGMENT, "sub", consumer_name="a", **shared())
+        first = rig.consumer_in(rig.run(section), number, SEGMENT)
+        ours = rig.delivered(rig.run(rig.flow(first, 1_000)), first)
+        assert [payload for _, payload in ours] == [b"100", b"20000"]
+        rig.run(rig.acks(first, *[position for position, _ in ours]),
+                rig.acks(second, *[position for position, _ in its]))
+        rig.close_consumer(first)
+        rig.close_consumer(second)
+        first = alone(rig)
+
+
+def test_others_get_the_share_of_one_that_does_not_come_again(rig):
+    producer, first = rig.producer(SEGMENT), alone(rig)
+    second = join(rig, "b")
+    rig.close_consumer(first)
+    publish(rig, producer, *[(stamp, b"%d" % stamp) for stamp in STAMPS])
+    assert not got(rig, rig.run(after_ms=999), second)
+    assert got(rig, rig.run(after_ms=1), second) == [b"100", b"20000"]
+    subscription(rig).check()
+
+
+def test_a_clock_that_is_set_back_keeps_no_share_for_longer(rig):
+    producer, first = rig.producer(SEGMENT), alone(rig)
+    second = join(rig, "b")
+    rig.close_consumer(first)
+    publish(rig, producer, (100, b"x"))
+    assert got(rig, rig.run(rig.flow(second, 1), after_ms=-3_600_000), second) == [b"x"]
 
 
 def test_a_cumulative_acknowledgement_leaves_entries_of_others_alone(rig):
@@ -186,7 +225,8 @@ def test_what_the_first_one_has_not_acknowledged_comes_again_when_it_closes(rig)
     producer, first = rig.producer(SEGMENT), alone(rig)
     publish(rig, producer, *[(stamp, b"%d" % stamp) for stamp in STAMPS])
     second = join(rig, "b")
-    assert got(rig, rig.close_consumer(first), second) == [b"%d" % stamp for stamp in STAMPS]
+    assert got(rig, rig.close_consumer(first), second) == [b"40000", b"60000"]
+    assert got(rig, rig.run(after_ms=1_000), second) == [b"100", b"20000"]
 
 
 def test_a_consumer_that_is_alone_again_gets_everything_in_order(rig):
