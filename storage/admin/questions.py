@@ -141,6 +141,7 @@ class Subscribe(TopicQuestion[bool], TopicPlace, name="subscribe"):
     subscription: str
     properties: dict[str, str] | None = None
     replicated: bool = False
+    shared: bool = False               # reports say so until a consumer comes
     may_create: bool = False           # the topic too
     looks: bool = False                # only whether it may be created
     new: bool = False                  # the partition was added a moment ago, and the catalogue may not have it yet

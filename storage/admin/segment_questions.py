@@ -84,3 +84,17 @@ class GetSegmentLoads(Question[SegmentLoads], name="segment_loads"):
     """A question of what segments carry, and of how many consumers share topics."""
 
     with_rates: bool                   # False: only the consumers are asked for
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A consumer that has registered for segments of a scalable topic."""
+
+    name: str
+    is_connected: bool
+    segments: list[int]                # numbers of those that it is assigned
+
+
+@dataclass(frozen=True)
+class GetRegistered(TopicQuestion[dict[str, list[Registered]]], name="registered"):
+    """A question for the consumers that have registered for segments of a scalable topic, by subscription."""

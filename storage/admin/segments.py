@@ -191,6 +191,12 @@ def segment_loads(topics: TopicTable, consumers: StreamConsumers,
     return questions.SegmentLoads(rates, consumers.counts())
 
 
+def registered(consumers: StreamConsumers,
+               question: questions.GetRegistered) -> dict[str, list[questions.Registered]]:
+    found = consumers.registered(question.topic)
+    return {subscription: [questions.Registered(*one) for one in some] for subscription, some in found.items()}
+
+
 def layouts_changed(decisions: Decisions, clients: Clients, consumers: StreamConsumers, recurring: RecurringMessages,
                     question: questions.LayoutsChanged) -> None:
     recurring.tick(decisions.now_ms)

@@ -18,7 +18,7 @@ from geminga.storage.open_topics import acknowledge, dead_letters, filtering
 from geminga.storage.open_topics.clients import Clients
 from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.topic_table import TopicTable
-from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.subscription import Subscription, SubType
 
 
 def names(topics: TopicTable, question: questions.Subscriptions) -> list[str]:
@@ -49,6 +49,8 @@ def subscribe(decisions: Decisions, topics: TopicTable, question: questions.Subs
     acknowledge.begin_within(decisions, made, position, words)
     if question.replicated:
         subscriptions.set_replicated(decisions, topics.catalogue, made, True)
+    if question.shared:
+        subscriptions.keep_type(decisions, made, SubType.Shared)
     return True
 
 

@@ -20,6 +20,7 @@ from geminga.storage.commands.subscriptions import (
     check_new_name,
     close_consumers,
     delete_subscription,
+    keep_type,
     new_subscription,
     reset_subscription,
     rolled_back,
@@ -32,7 +33,6 @@ from geminga.storage.dispatch import DISPATCHERS, dispatcher_for, ranges
 from geminga.storage.dispatch.entry_buckets import EntryBuckets, may_follow, share
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.filters.sieve import FILTER
-from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.open_topics import acknowledge, dead_letters, filtering
@@ -225,22 +225,8 @@ def _attach(decisions: Decisions, clients: Clients, session: Session, consumer: 
     session.consumers[consumer.consumer_id] = consumer
     clients.consumers.by_handle[consumer.handle] = consumer
     decisions.counters.add("consumers")
-    _keep_type(decisions, subscription)
-
-
-def _keep_type(decisions: Decisions, subscription: Subscription) -> None:
-    """Keep the type of a subscription's consumers, which reports tell when nobody is connected.
-
-    No answer waits for a sync: a power cut at once after a change of the type may leave the type before.
-    """
-    cursor, topic = subscription.cursor, subscription.partition
     assert subscription.kind is not None, subscription
-    if cursor.last_type == subscription.kind:
-        return
-    cursor.last_type = subscription.kind
-    if cursor.is_durable:
-        assert isinstance(topic, Partition), subscription
-        decisions.note(topic, journal_ops.type_changed(topic.partition_id, cursor.subscription_id, subscription.kind))
+    keep_type(decisions, subscription, subscription.kind)
 
 
 def _new_consumer(

@@ -16,7 +16,7 @@ from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.discovery import Discovery
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Subscription, Topic
+from geminga.storage.topics.subscription import Subscription, SubType, Topic
 
 NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary
 
@@ -102,6 +102,20 @@ def create_subscription(decisions: Decisions, catalogue: Catalogue, partition: P
     _note_beginning(decisions, subscription)
     log.info("a subscription was made", topic=partition.name, subscription=name)
     return subscription
+
+
+def keep_type(decisions: Decisions, subscription: Subscription, kind: "SubType.ValueType") -> None:
+    """Keep the type of a subscription's consumers, which reports tell when nobody is connected.
+
+    No answer waits for a sync: a power cut at once after a change of the type may leave the type before.
+    """
+    cursor, topic = subscription.cursor, subscription.partition
+    if cursor.last_type == kind:
+        return
+    cursor.last_type = kind
+    if cursor.is_durable:
+        assert isinstance(topic, Partition), subscription
+        decisions.note(topic, journal_ops.type_changed(topic.partition_id, cursor.subscription_id, kind))
 
 
 def set_properties(decisions: Decisions, catalogue: Catalogue, subscription: Subscription,

@@ -76,16 +76,17 @@ class Group:
         but: the number of a segment that its consumer is not told.
         """
         return {name: assignment(self.layout, [share for share in shares if share.segment.number != but])
-                for name, shares in self._dealt().items()}
+                for name, shares in self.dealt().items()}
 
-    def _dealt(self) -> dict[str, list[Share]]:
+    def dealt(self) -> dict[str, list[Share]]:
+        """Return the segments of each consumer."""
         return deal(self.layout, self.by_name, self.drained, may_share=self.may_share)
 
     def states(self) -> "Counter[str]":
         """Return how many consumers are in each of STATES."""
         active, idle, away = STATES
         return Counter(away if not self.by_name[name].places else active if shares else idle
-                       for name, shares in self._dealt().items())
+                       for name, shares in self.dealt().items())
 
     def blocked(self) -> int:
         """Return how many segments wait until others are drained."""
@@ -279,6 +280,16 @@ class StreamConsumers(Watcher):
             if without[registration.name] != found[registration.name]:
                 self._tell_one(registration, without[registration.name])
                 self._tell_one(registration, found[registration.name])
+
+    def registered(self, topic: TopicName) -> dict[str, list[tuple[str, bool, list[int]]]]:
+        """Return {subscription: [(consumer's name, whether it is connected, numbers of its segments)]} of a topic."""
+        found: dict[str, list[tuple[str, bool, list[int]]]] = {}
+        for (its, subscription, _), group in self._groups.items():
+            if its == topic:
+                found.setdefault(subscription, []).extend(
+                    (name, bool(group.by_name[name].places), [share.segment.number for share in shares])
+                    for name, shares in group.dealt().items())
+        return found
 
     def counts(self) -> dict[str, int]:
         """Return {scalable topic: consumers of its largest subscription}, of topics that several consumers share."""

@@ -22,6 +22,7 @@ from geminga.supervisor.admin.resources import scalable_deletion
 from geminga.supervisor.admin.resources.retries import RETRIES, Retries
 
 from ..harness import HANG_SECONDS, eventually, request
+from ..proto.client_frames import T, command
 from ..workers.peer import Peer
 from ..workers.test_scalable_topics import assigned_to, layout_of, publish, register, segments_of
 from .test_serve import run
@@ -152,6 +153,37 @@ def test_a_subscription_is_in_all_segments_from_the_first_message_on(rest):
     assert rest.get("/stats")["subscriptions"] == {}
     for method, path in (("DELETE", ""), ("POST", "/skip-all"), ("POST", "/seek?timestamp=0")):
         assert rest.ask(method, f"/subscriptions/sub{path}")[0] == 404
+
+
+def test_the_kind_of_a_subscription_is_shown_before_a_consumer_comes(rest):
+    rest.set("PUT", "?numInitialSegments=2")
+    for kind in ("QUEUE", "STREAM"):
+        rest.set("PUT", f"/subscriptions/{kind}?type={kind}")
+    told = rest.get("/stats")["subscriptions"]
+    assert {name: one["type"] for name, one in told.items()} == {"QUEUE": "QUEUE", "STREAM": "STREAM"}
+
+
+@pytest.mark.parametrize(("kind", "left"), [
+    (api.CHECKPOINT, None), (api.STREAM, ("STREAM", [("a", False, [0]), ("b", False, [0])]))])
+def test_consumers_that_have_registered_are_shown_without_messages_too(rest, kind, left):
+    """A group of checkpoint consumers has no subscription on the segments."""
+    rest.set("PUT")
+
+    def consumers():
+        told = rest.get("/stats")["subscriptions"].get("group")
+        return told and (told["type"], [(one["consumerName"], one["connected"], one["segmentIds"])
+                                        for one in told["consumers"]])
+
+    if kind == api.STREAM:
+        rest.set("PUT", "/subscriptions/group")
+    with Peer(rest.broker.service_url) as peer:
+        for number, name in enumerate(("a", "b")):
+            peer.say(command(T.SCALABLE_TOPIC_SUBSCRIBE, request_id=number, topic=rest.name, subscription="group",
+                             consumer_name=name, consumer_id=number, consumer_type=kind))
+            assigned_to(peer)
+        assert consumers() == ("STREAM", [("a", True, [0]), ("b", True, [0] if kind == api.STREAM else [])])
+        assert rest.get("/stats")["subscriptions"]["group"]["uncoveredSegmentIds"] == []
+    eventually(lambda: consumers() == left)
 
 
 @pytest.mark.parametrize("how", ["folder", "state"])

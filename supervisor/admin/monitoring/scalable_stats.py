@@ -14,6 +14,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.layouts import Layout, Segment
 from geminga.storage.admin.figures import ConsumerFigures, ProducerFigures, SubscriptionFigures, TopicFigures
 from geminga.storage.admin.questions import GetStatistics
+from geminga.storage.admin.segment_questions import GetRegistered, Registered
 from geminga.storage.catalogue.policies import applied
 from geminga.storage.runtime.units import instant
 from geminga.storage.scalable import auto_scaling
@@ -37,8 +38,12 @@ async def stats_of_scalable(request: web.Request) -> web.Response:
     change, is_done = catalogue_of(request).scalable_topics.last_change(topic)
     figures = await ask_usable(request, [names.parse(segment.topic) for segment in layout.segments], _ASK)
     topics = request.app[TOPICS]
+    try:
+        registered = await request.app[OWNERS].ask(GetRegistered(topic))
+    except Refusal:      # the owner is being started
+        registered = {}
     stats = {"autoScale": {"policy": applied(topics.catalogue, topic, auto_scaling.DECLARATION, topics.storage)},
-             **topic_stats(layout, figures, topics.addresses.broker, time.time())}
+             **topic_stats(layout, figures, topics.addresses.broker, time.time(), registered)}
     if change is not None:
         stats["layout"]["lastOperation"] = {
             "operation": change.operation, "trigger": change.trigger, "segmentIds": list(change.parents),
@@ -58,11 +63,13 @@ async def stats_of_segment(request: web.Request) -> web.Response:
 
 # -- of a topic
 
-def topic_stats(layout: Layout, answers: Sequence[TopicFigures | Refusal], broker: str, now: float) -> Json:
+def topic_stats(layout: Layout, answers: Sequence[TopicFigures | Refusal], broker: str, now: float,
+                registered: dict[str, list[Registered]]) -> Json:
     """Return the statistics of a scalable topic.
 
     answers: of each segment of the layout, a Refusal of one whose files cannot be used: sums are without it, and its
-    part of the layout has the error.  broker: this broker's name.  now: in seconds since 1970.
+    part of the layout has the error.  broker: this broker's name.  now: in seconds since 1970.  registered: stream
+    consumers, and checkpoint consumers of groups, by subscription or group.
     """
     pairs = [(segment, one) for segment, one in zip(layout.segments, answers, strict=True)
              if not isinstance(one, Refusal)]
@@ -73,6 +80,8 @@ def topic_stats(layout: Layout, answers: Sequence[TopicFigures | Refusal], broke
     for segment, one in pairs:
         for name, subscription in one.subscriptions.items():
             by_subscription.setdefault(name, []).append((segment, subscription))
+    # A group of consumers that are all away has no more to show than its name, and may be of a topic that was deleted.
+    connected = [name for name, some in registered.items() if any(one.is_connected for one in some)]
     return {
         "controllerBroker": broker,
         "layout": {"epoch": layout.epoch,
@@ -81,7 +90,9 @@ def topic_stats(layout: Layout, answers: Sequence[TopicFigures | Refusal], broke
         **_rates(figures), "storageSize": sum(one.storage_bytes for one in figures),
         "backlogSize": sum(map(_backlog_bytes, figures)),
         "producers": [_producer(name, [one for _, one in some]) for name, some in producers.items()],
-        "subscriptions": {name: _subscription(layout, some, unknown) for name, some in by_subscription.items()}}
+        "subscriptions": {name: _with_registered(_subscription(layout, by_subscription.get(name, []), unknown),
+                                                 registered.get(name, []))
+                          for name in dict.fromkeys([*by_subscription, *connected])}}
 
 
 def _in_layout(segment: Segment, figures: TopicFigures | Refusal, broker: str, now: float) -> Json:
@@ -140,11 +151,27 @@ def _subscription(layout: Layout, some: list[tuple[Segment, SubscriptionFigures]
         "consumers": [_consumer(name, its) for name, its in consumers.items()]}
 
 
+def _with_registered(subscription: Json, registered: list[Registered]) -> Json:
+    """Enter consumers as they have registered; some have no segment, or read theirs by subscriptions of their own."""
+    consumers = {one["consumerName"]: one for one in subscription["consumers"]}
+    for one in registered:
+        document = consumers.setdefault(one.name, _consumer(one.name, []))
+        document |= {"connected": one.is_connected, "segmentIds": one.segments}
+    if registered:
+        subscription |= {"type": "STREAM", "consumers": list(consumers.values())}
+    if not subscription["segments"]:      # a group's members keep their positions themselves
+        subscription["uncoveredSegmentIds"] = []
+    return subscription
+
+
 def _type(figures: list[SubscriptionFigures]) -> str:
-    """Return the kind of a subscription's consumers: those of a queue share each segment."""
+    """Return the kind of a subscription's consumers: those of a queue share each segment.
+
+    A reader's is a queue, as in Pulsar, whose libraries know no third kind.
+    """
     if any(one.type == "Shared" for one in figures):
         return "QUEUE"
-    return "STREAM" if any(one.is_durable for one in figures) else "CHECKPOINT"
+    return "STREAM" if any(one.is_durable for one in figures) else "QUEUE"
 
 
 def _draining(one: SubscriptionFigures) -> int:
@@ -192,7 +219,7 @@ def _consumer(name: str, some: list[tuple[Segment, ConsumerFigures]]) -> Json:
             "msgRateOut": sum(one.message_rate for one in figures),
             "byteRateOut": sum(one.byte_rate for one in figures),
             "unackedMessages": sum(one.unacknowledged for one in figures),
-            "availablePermits": sum(one.permits for one in figures), **_client(figures)}
+            "availablePermits": sum(one.permits for one in figures), **(_client(figures) if figures else {})}
 
 
 def _client(figures: list[Figures]) -> Json:

@@ -141,7 +141,8 @@ async def create_subscription(request: web.Request) -> web.Response:
     kind = request.query.get("type", _TYPES[0])
     if kind not in _TYPES:
         raise web.HTTPNotFound(text=f"type is one of {', '.join(_TYPES)}")
-    about = partial(Subscribe, subscription=subscription_of(request), may_create=True, position=EARLIEST)
+    about = partial(Subscribe, subscription=subscription_of(request), shared=kind == "QUEUE", may_create=True,
+                    position=EARLIEST)
     asked: set[str] = set()
     while segments := [one for one in layout_of(request)[1].segments if one.topic not in asked]:
         # Segments that others have taken over come last.  Else a request that fails could leave one with a subscription
