@@ -178,12 +178,15 @@ def test_segments_change_during_a_redrive_at_a_rate(own, client, orders):
     """Each letter goes once, whichever segment its key has by then."""
     dead = buried(client, orders, 200)
     with subprocess.Popen(command(own, dead, "--rate", "40"), stdout=subprocess.PIPE, text=True) as process:
-        for _ in range(4):
+        changes = 0
+        while changes < 4 and process.poll() is None:      # a slow machine may have time for fewer
             before = orders.backlog()
-            eventually(lambda before=before: orders.backlog() > before)
-            assert process.poll() is None
-            orders.change()
+            eventually(lambda before=before: process.poll() is not None or orders.backlog() > before)
+            if process.poll() is None:
+                orders.change()
+                changes += 1
         figures = json.loads(process.communicate(timeout=SECONDS)[0])
+    assert changes
     assert process.returncode == 0 and figures["targets"] == {orders.name: 200}, figures
     assert orders.numbers() == Counter(map(str, range(200))) and not orders.left("shipping")
 
@@ -274,10 +277,11 @@ def test_an_undo_that_owners_are_killed_in_takes_each_message_back_once(own, cli
     undo = "--undo", orders.name, "-s", "billing"
     for place in (orders.segments[0], dead):
         index = owner_of(place, OWNERS)
-        with subprocess.Popen(command(own, dead, *undo, "--rate", "60"), stdout=subprocess.DEVNULL,
+        with subprocess.Popen(command(own, dead, *undo, "--rate", "20"), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL) as process:
             before = orders.backlog()
-            eventually(lambda before=before: orders.backlog() < before)
+            # On a slow machine the first one may have taken back everything before its kill.
+            eventually(lambda before=before: process.poll() is not None or orders.backlog() < before)
             own.wait_replaced("owner", index, own.kill("owner", index))
             process.wait(SECONDS)
         eventually(lambda: orders.ask("GET", "/stats")[0] == 200)
