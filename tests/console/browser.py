@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -22,6 +26,8 @@ from ..harness import GRACE_SECONDS, HANG_SECONDS, eventually
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = HANG_SECONDS
+# An update of the page took the element away, moved another one over it, or has not shown it yet.
+CHANGING = StaleElementReferenceException, ElementClickInterceptedException, ElementNotInteractableException
 PAUSE = 0.05       # seconds between two looks at a page: each costs the browser and its driver some milliseconds
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
@@ -108,16 +114,22 @@ class Browser:
                         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
                         one.click()
                         return True
-                except StaleElementReferenceException:
+                except CHANGING:
                     return False
             return False
         eventually(clicked, SECONDS, f"a button or link {text!r} in {self.text[:2000]!r}", PAUSE)
 
     def fill(self, selector: str, text: str) -> None:
         """Type a text into a field, instead of what it has."""
-        field = self.one(selector)
-        field.clear()
-        field.send_keys(text)
+        def filled() -> bool:
+            field = self.one(selector)
+            try:
+                field.clear()
+                field.send_keys(text)
+            except CHANGING:
+                return False
+            return True
+        eventually(filled, SECONDS, f"a field {selector} to type into", PAUSE)
 
     def choose(self, selector: str, text: str) -> None:
         from selenium.webdriver.support.select import Select
