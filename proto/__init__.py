@@ -24,6 +24,6 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     batches.py         batches -> places of their messages
     batch_priorities.py  the highest priority of a batch's messages
     batch_parts.py     batches of which some messages are wanted, one by one
-    contents.py        the content of an entry's first message
+    contents.py        the contents of an entry's messages
     compression.py     payloads, compressed as clients do
 """

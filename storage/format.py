@@ -167,6 +167,11 @@ MISSED_ROW = np.dtype([              # ids that a producer has passed over, asce
     ("producer", "<i8", 2),
     ("first", "<i8"), ("last", "<i8"),      # a gap; above SEQUENCE_ROW's `last`: ids that are supposed to be stored
 ])
+GAP_ROW = np.dtype([("first", "<i8"), ("last", "<i8")])      # in the catalogue's table `inherited`
+CONTENT_ROW = np.dtype([             # a message that a segment before has stored, in the catalogue's table `inherited`
+    ("sequence_id", "<i8"),
+    ("digest", "<i8"),               # contents.Contents.messages
+])
 TYPE_ROW = np.dtype([                # subscriptions that have had consumers
     ("subscription_id", "<u8"),
     ("type", "<u4"),                 # CommandSubscribe.SubType

@@ -15,16 +15,6 @@ class MakeSegment(TopicQuestion[None], name="make_segment"):
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """The first SEND of a producer's connection to a segment that had the producer when the segment was sealed."""
-
-    worker: int
-    connection: int
-    sequence_id: int                   # producer_sequences.NONE: it sent nothing
-    digest: str                        # of the content, in hex
-
-
-@dataclass(frozen=True)
 class Sequence:
     """The sequence ids that a producer has stored in a segment; see `cursors/producer_sequences.py`."""
 
@@ -32,7 +22,7 @@ class Sequence:
     last: int
     supposed: int
     missing: list[tuple[int, int]]
-    begun: list[Beginning]
+    contents: str                      # (n,) CONTENT_ROW of messages that are known, in base 64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,19 @@ A layout comes into force in the pass that seals its last parent, so no client f
 children yet.  A merge has two parents: the first one is sealed some milliseconds earlier.
 """
 import itertools
+from base64 import b64decode
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.layout_changes import LayoutChange
 from geminga.proto.names import TopicName
+from geminga.storage import format
 from geminga.storage.admin import segment_questions as questions
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.inherited_contents import InheritedRow
 from geminga.storage.commands import producers, subscriptions
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.missing_ids import MissingIds
@@ -23,6 +28,7 @@ from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.recurring.recurring import RecurringMessages
 from geminga.storage.runtime.log import log
+from geminga.storage.scalable import recounting
 from geminga.storage.scalable.drained import SealedSegments
 from geminga.storage.scalable.inheritance import Inheritance
 from geminga.storage.scalable.stream_consumers import StreamConsumers
@@ -67,7 +73,7 @@ def seal(decisions: Decisions, clients: Clients, topics: TopicTable, consumers: 
                if subscription.is_durable and subscription.name not in question.inherited}
     if missing:
         return questions.Sealed(missing=missing, sequences=[])
-    sequences = _sequences_of(partition)
+    sequences = _sequences_of(partition, catalogue)
     with catalogue.topics.transaction():
         catalogue.schedules.seal(name, lambda number: partition.sequences.of(identity_of_schedule(number)).last)
         if question.is_last:
@@ -84,7 +90,7 @@ def seal(decisions: Decisions, clients: Clients, topics: TopicTable, consumers: 
     return questions.Sealed(missing={}, sequences=sequences)
 
 
-def _sequences_of(partition: Partition) -> list[questions.Sequence]:
+def _sequences_of(partition: Partition, catalogue: Catalogue) -> list[questions.Sequence]:
     """Return the sequence ids of all producers; those that open transactions have used may yet be sent again."""
     if not partition.deduplicates:
         return []
@@ -94,33 +100,33 @@ def _sequences_of(partition: Partition) -> list[questions.Sequence]:
         for transaction in opened:
             for first, last in transaction.sequences.get(half_of(identity), {}).items():
                 progress.give_back(first, last)
-    begun = partition.begun | {producer.identity: [((producer.worker, producer.connection), producer.first)]
-                               for producer in partition.producers.live.values()}
+    contents = recounting.contents_to_hand_on(partition, catalogue)
     return [questions.Sequence(
-        identity.hex(), progress.last, progress.supposed, list(progress.missing),
-        [questions.Beginning(*key, number, digest.hex()) for key, (number, digest) in begun.get(identity, ())])
+        identity.hex(), progress.last, progress.supposed, list(progress.missing), contents.get(identity, ""))
             for identity, progress in found.items()]
 
 
 def take_sequences(decisions: Decisions, topics: TopicTable, inheritance: Inheritance,
                    question: questions.TakeSequences) -> None:
     """Give a segment the sequence ids of those before it, but no producer that has some here: it may count anew."""
-    partition = stored(topics, question.topic)
-    _change_of(topics.catalogue, question.topic)
+    partition, catalogue = stored(topics, question.topic), topics.catalogue
+    _change_of(catalogue, question.topic)
     found: dict[bytes, list[Progress]] = {}
+    contents: dict[bytes, bytes] = {}
     for one in itertools.chain.from_iterable(question.parents if partition.deduplicates else ()):
         identity = bytes.fromhex(one.producer)
         if partition.sequences.of(identity).last != NONE:
             continue
         found.setdefault(identity, []).append(
             Progress(one.last, missing=MissingIds(one.missing), supposed=one.supposed))
-        partition.begun.setdefault(identity, []).extend(
-            ((first.worker, first.connection), (first.sequence_id, bytes.fromhex(first.digest)))
-            for first in one.begun)
+        contents[identity] = contents.get(identity, b"") + b64decode(one.contents)
     for identity, progresses in found.items():
         progress = united(progresses)
         progress.under_way = partition.sequences.of(identity).under_way
         if ops := partition.sequences.ops(partition.partition_id, identity, progress):
+            catalogue.inherited_contents.put(      # it is committed before the journal is
+                partition.partition_id, identity, InheritedRow(
+                    progress.last, np.array(list(progress.missing), format.GAP_ROW).tobytes(), contents[identity]))
             decisions.note(partition, ops)
             partition.sequences.learn(identity, progress, decisions.now_ms)
     decisions.answer_needs_sync()

@@ -9,6 +9,7 @@
     topics.py            topics as users name them
     scalable_topics.py   topics with segments, and the layouts of these
     partitions.py        stored partitions and their durable subscriptions
+    inherited_contents.py   contents of messages that segments before a segment have stored
     kept_topics.py       deleted topics and cleared backlogs that can be taken back
     stored_policies.py   policies, options and properties as they were set
     stored_schemas.py    versions of schemas

@@ -14,6 +14,7 @@ from pathlib import Path
 from geminga.storage.catalogue import layout
 from geminga.storage.catalogue.database import Database
 from geminga.storage.catalogue.ids import Counters, Ids
+from geminga.storage.catalogue.inherited_contents import InheritedContents
 from geminga.storage.catalogue.kept_topics import KeptTopics
 from geminga.storage.catalogue.layout import VERSION
 from geminga.storage.catalogue.partitions import Partitions, Subscriptions
@@ -49,6 +50,7 @@ class Catalogue(Database):
         self.topics = Topics(self, self.policies, self.schemas, self.schedules, counters)
         self.scalable_topics = ScalableTopics(self, self.topics, self.properties, self.schedules, counters)
         self.subscriptions = Subscriptions(self, self.policies)
+        self.inherited_contents = InheritedContents(self)
         self.partitions = Partitions(self, self.topics, self.subscriptions, counters)
         self.kept_topics = KeptTopics(self, self.topics, self.scalable_topics, self.partitions, counters)
 

@@ -17,7 +17,8 @@ COLUMNS = {          # {table: columns that its checksum covers}
     "schedules": ("id", "topic", "name", "partition", "since_ms", "is_paused", "timing", "message", "metadata",
                   "payload"),
     "kept_topics": ("id", "topic", "partitions", "deleted_ms", "until_ms", "bytes", "is_given_up", "record"),
-    "kept_cursors": ("id", "kept_id", "partition_id", "ledger", "entry")}
+    "kept_cursors": ("id", "kept_id", "partition_id", "ledger", "entry"),
+    "inherited": ("partition_id", "producer", "through", "missing", "contents", "anew_from")}
 
 
 def with_row(total: int, sign: int, *values: int | str | bytes | None) -> int:

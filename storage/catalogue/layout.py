@@ -5,7 +5,7 @@ from geminga.storage.catalogue import checksums
 from geminga.storage.catalogue.checksums import COLUMNS
 from geminga.storage.catalogue.database import Database
 
-VERSION = 8
+VERSION = 9
 
 # Statements end with semicolons: their comments must have none.
 _TABLES = """
@@ -64,10 +64,17 @@ ledger INTEGER NOT NULL, entry INTEGER NOT NULL);
 CREATE INDEX kept_cursors_by_partition ON kept_cursors (partition_id);
 CREATE INDEX kept_cursors_by_kept ON kept_cursors (kept_id);
 """
+_INHERITED = """
+-- What segments before a partition have stored, by producer.  missing: format.GAP_ROW, contents: format.CONTENT_ROW.
+-- anew_from: the number of messages in the partition when the producer was found to count anew, NULL if it was not.
+CREATE TABLE inherited (partition_id INTEGER NOT NULL, producer BLOB NOT NULL, through INTEGER NOT NULL, \
+missing BLOB NOT NULL, contents BLOB NOT NULL, anew_from INTEGER, \
+PRIMARY KEY (partition_id, producer)) WITHOUT ROWID;
+"""
 _SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
 # {version: tables with a checksum since then}
 _SINCE = {4: ("properties", "schemas"), 5: ("layouts", "layout_changes"), 6: ("schedules",), 7: ("kept_topics",),
-          8: ("kept_cursors",)}
+          8: ("kept_cursors",), 9: ("inherited",)}
 
 
 def version_of(database: Database) -> int:
@@ -82,7 +89,7 @@ def create(database: Database) -> None:
     """
     database.connection.execute("PRAGMA journal_mode = WAL")
     for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS + _LAYOUTS + _SCHEDULES + _KEPT +
-                      _KEPT_CURSORS).split(";"):
+                      _KEPT_CURSORS + _INHERITED).split(";"):
         database.write(statement)
     database.write(_SUMS)
     _add_checksums(database, COLUMNS)
@@ -122,6 +129,10 @@ def upgrade(database: Database) -> None:
         for statement in _KEPT_CURSORS.split(";"):
             database.write(statement)
         _add_checksums(database, _SINCE[8])
+    if version < 9:
+        for statement in _INHERITED.split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[9])
     database.write(f"PRAGMA user_version = {VERSION}")
 
 

@@ -133,6 +133,7 @@ class Partitions:
         """
         for subscription_id in self.subscriptions.ids(partition_id).values():
             self.subscriptions.delete(subscription_id)
+        self._database.write("DELETE FROM inherited WHERE partition_id = ?", (partition_id,))
         if self._database.write("DELETE FROM kept_cursors WHERE partition_id = ?", (partition_id,)).rowcount:
             self._database.write(_FORGET_EMPTY)
             self._counters.take("kept")
@@ -146,6 +147,7 @@ class Partitions:
         """Delete a partition that has never been written; its topic stays.  Raises StorageFull, NotDurable."""
         for subscription_id in self.subscriptions.ids(partition_id).values():
             self.subscriptions.delete(subscription_id)
+        self._database.write("DELETE FROM inherited WHERE partition_id = ?", (partition_id,))
         self._database.write("DELETE FROM partitions WHERE id = ?", (partition_id,))
 
     def set_topic_epoch(self, partition_id: int, epoch: int) -> None:

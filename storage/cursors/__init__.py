@@ -10,6 +10,7 @@
     withheld.py             entries that no consumer of a subscription gets because of these
     snapshots.py            positions of the same place in several clusters
     producer_sequences.py   last sequence id of each producer name, for deduplication
+    inherited_messages.py   messages of a producer that segments before a segment have stored
     state_file.py           cursors and sequences of a partition as one file
     state_v1.py             that file as older programs wrote it
 

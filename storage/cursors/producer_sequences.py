@@ -129,12 +129,6 @@ class Progress:
         """The highest id that was stored or is supposed to be; -1 if there is none, as ids from 0 on may be late."""
         return max(self.last, self.supposed, -1)
 
-    @property
-    def lowest(self) -> int:
-        """The lowest id that was stored, as far as gaps say it."""
-        first, last = next(iter(self.missing), (NONE, NONE))
-        return last + 1 if first == 0 else 0
-
     def take(self, first: int, last: int, end: int, flags: int, crc32c: int) -> bool:
         """Return whether a SEND is new, and note a new one as stored.  end: as `supposed_end` returns it."""
         if flags & IS_CHUNK:

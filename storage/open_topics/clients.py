@@ -18,7 +18,8 @@ class Producers:
     non_persistent: dict[int, Producer] = field(default_factory=dict)      # those of non-persistent topics
     replicators: dict[int, Producer] = field(default_factory=dict)         # those of other clusters' replicators
     addressed: dict[int, Producer] = field(default_factory=dict)           # those for one subscription each
-    unheard: dict[int, Producer] = field(default_factory=dict)       # those with siblings that have sent nothing yet
+    # Those of segments that have sent no number above those that segments before have stored, see recounting.py.
+    inheriting: dict[int, Producer] = field(default_factory=dict)
     contended: dict[Topic, None] = field(default_factory=dict)      # topics whose producers wait for exclusive access
 
     def __repr__(self) -> str:
@@ -31,8 +32,8 @@ class Producers:
             self.non_persistent[producer.handle] = producer
         elif producer.source is not None:
             self.replicators[producer.handle] = producer
-        elif producer.has_siblings:
-            self.unheard[producer.handle] = producer
+        elif producer.partition.name.is_segment:
+            self.inheriting[producer.handle] = producer
         if producer.only_for and isinstance(producer.partition, Partition):
             self.addressed[producer.handle] = producer
 
@@ -45,7 +46,7 @@ class Producers:
         self.non_persistent.pop(producer.handle, None)
         self.replicators.pop(producer.handle, None)
         self.addressed.pop(producer.handle, None)
-        self.unheard.pop(producer.handle, None)
+        self.inheriting.pop(producer.handle, None)
         return self.by_handle.pop(producer.handle, None) is not None
 
 

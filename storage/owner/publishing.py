@@ -34,7 +34,7 @@ from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.open_topics.watcher import TopicWatcher
 from geminga.storage.owner.non_persistent_publishing import NonPersistentPublishing
 from geminga.storage.owner.replicated_publishing import Refused, ReplicatedPublishing
-from geminga.storage.scalable import first_sends
+from geminga.storage.scalable import recounting
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics import publish_plan
 from geminga.storage.topics.partition import Partition
@@ -235,8 +235,8 @@ class Publishing(TopicWatcher):
             sends = self._delays.enforce(sends)
         if self._priorities.watched:
             sends = self._priorities.find(sends)
-        if self._clients.producers.unheard:
-            first_sends.look(self._decisions, self._clients.producers, sends)
+        if self._clients.producers.inheriting:
+            recounting.look(self._decisions, self._clients.producers, self._topics.catalogue, sends)
         batch = publish_plan.sort(sends, self._clients.producers.by_handle)
         for demand in batch.demands:
             try:

@@ -5,7 +5,7 @@
     stream_consumers.py   registrations of stream consumers, and what these are told
     drained.py            sealed segments, and which subscriptions have acknowledged everything there
     inheritance.py        subscriptions that are made on a sealed segment, and on those behind it first
-    first_sends.py        first SENDs of producers, which show a client that counts anew behind a split
+    recounting.py         producers that repeat sequence ids of segments before: they send again, or count anew
     notices.py            notices between owners about segments
 
 Layouts are values of `proto/layouts.py`: workers show them to producers and consumers, and the owner of the topic's

@@ -64,9 +64,6 @@ class Partition(ManagedLedger):
     # Entries that were discarded because they are lost; the journal has yet to be told.
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)
     slot: int = -1                   # in the owner's table of open partitions
-    # Producers that were connected when segments before this one were sealed, and have sent nothing here yet: identity
-    # -> [((worker, connection), its first SEND there)], see first_sends.py.
-    begun: dict[bytes, list[tuple[tuple[int, int], tuple[int, bytes]]]] = field(default_factory=dict)
     moved: dict[Subscription, None] = field(default_factory=dict)      # subscriptions whose dead entries a mover gets
     policies: Policies = Policies()  # in force now
     exported: Exported | None = None      # how far nights have exported the partition; None: nothing is

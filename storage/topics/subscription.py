@@ -21,6 +21,7 @@ from geminga.proto.names import TopicName, remote_of
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.cursors.inherited_messages import InheritedMessages
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed.index import DelayedIndex, Released
@@ -125,9 +126,8 @@ class Producer:
     source: str | None = None       # the cluster whose replicator it is, ...
     sends_positions: bool = False   # ... and whether that names each entry's position in its topic
     schema_version: bytes = b""     # as in the protocol; empty: the producer has no schema
+    inherited: InheritedMessages | None = None      # what segments before had of it; None: not read, see recounting.py
     only_for: str = ""              # the subscription that gets what it publishes; "": all do, see addressed.py
-    # Of its first SEND, if it has siblings and the topic deduplicates: (sequence id, digest); see first_sends.py.
-    first: tuple[int, bytes] = (producer_sequences.NONE, b"")
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages
@@ -135,11 +135,9 @@ class Producer:
     counted: tuple[int, ...] = ()              # see statistics.py: counts as of the end of the last window, ...
     rates: tuple[float, ...] = ()              # ... and rates per second in that window
     identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
-    has_siblings: bool = field(init=False, repr=False)   # its client may have one of this identity in each segment
 
     def __post_init__(self) -> None:
         name = names.across_segments(self.name, self.partition.name)
-        self.has_siblings = name != self.name
         self.identity = producer_sequences.identity(name, is_replicator=self.sends_positions)
 
     def succeeds(self, other: "Producer") -> bool:

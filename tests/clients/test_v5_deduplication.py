@@ -59,13 +59,22 @@ def test_a_program_that_is_killed_and_started_again_behind_a_split_sends_again_i
         assert process.stdout.readline() == f"{list(range(40))}\n"
 
 
-def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_stored(broker, java, folder):
-    """With `initialSequenceId` it does so on each segment; what a kill finds stored on a child holds behind it."""
+@pytest.mark.parametrize("kills", [False, True])
+def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_stored(broker, java, folder, kills):
+    """With `initialSequenceId` it does so on each segment; what a kill finds stored on a child holds behind it.
+
+    A kill between the change and the first message on a child makes no difference.
+    """
     topic = "topic://public/default/counted"
-    with java.running(folder, "Counting", topic) as process:
+    with java.running(folder, "Counting", topic, "0") as process:
         assert process.stdout.readline() == "published\n"
-        for path in ("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2"):
+        for number, path in enumerate(("split/0", "split/1", "merge/4/2", "rebucket/3?bucketCount=2")):
             eventually(lambda path=path: post(f"{url_of(broker, topic)}/{path}") == 204)
+            if kills and number % 2:
+                broker.kill("owner", number // 2)
+            elif kills:
+                broker.kill_supervisor()
+                broker.start()
             process.stdin.write("\n")
             assert process.stdout.readline() == "published\n"
         broker.kill_supervisor()
@@ -75,3 +84,18 @@ def test_messages_that_the_client_counts_anew_behind_splits_and_merges_are_store
         process.stdin.close()
         assert process.stdout.readline() == f"{list(range(60))}\n"
         assert process.wait(HANG_SECONDS) == 0
+
+
+def test_a_process_that_begins_in_the_middle_behind_a_split_loses_nothing(broker, java, folder):
+    """It goes on from a place of its application that is before the last message of the former process."""
+    topic = "topic://public/default/begun-again"
+    with java.running(folder, "Counting", topic, "0") as process:
+        assert process.stdout.readline() == "published\n"
+        assert post(f"{url_of(broker, topic)}/split/0") == 204
+        process.stdin.close()
+        assert process.stdout.readline() == f"{list(range(10))}\n"
+    with java.running(folder, "Counting", topic, "5") as process:
+        assert process.stdout.readline() == "published\n"
+        process.stdin.close()
+        got = process.stdout.readline()
+    assert got in [f"{list(range(first, 15))}\n" for first in range(5, 11)]

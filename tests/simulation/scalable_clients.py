@@ -29,6 +29,9 @@ from .world import NOWHERE
 TOPIC = names.parse("topic://public/default/t")
 KEYS = [f"k{number}" for number in range(12)]      # their hashes lie in all quarters
 MANY = 1 << 20
+INITIAL = 3                                        # initialSequenceId
+# The program; its client, from initialSequenceId on; its client, from the last one on that the broker tells.
+COUNTING = "program", "anew", "on"
 BYTES_MAX = 3_000                                  # of the entries of a pass
 SEALED = api.TopicTerminatedError, api.TopicNotFound
 GONE = envelope.PRODUCER_GONE, envelope.PRODUCER_SEALED
@@ -41,7 +44,9 @@ INTRODUCTION = json.dumps({"address": "/h:1", "version": "v", "partial": False, 
 class Producer:
     name: str
     has_stamps: bool
+    counting: str                            # who chooses sequence ids, one of COUNTING
     layout: Layout | None = None
+    counted: dict[str, int] = field(default_factory=dict)      # by segment: the last sequence id that the client chose
     handles: dict[str, tuple[int, int, int]] = field(default_factory=dict)   # by segment: handle, id, connection
     pending: list[Message] = field(default_factory=list)                     # without a receipt
 
@@ -97,7 +102,8 @@ class ScalableClients(Owners):
         self.lineage = Lineage()
         self.copies_max = 1 if self.options["deduplication"] else MANY
         self.sent: list[Message] = []
-        self.producers = [Producer(f"p{number}", pick([True, True, False])) for number in range(2)]
+        self.producers = [
+            Producer(f"p{number}", pick([True, True, False]), pick(COUNTING)) for number in range(2)]
         self.groups = [Group("stream", is_stream=True), Group("queue", is_stream=False)]
         self.streams: list[Stream] = []
         self.has_silent_departures = False       # stream consumers left while the owner waited for them to come back
@@ -173,6 +179,8 @@ class ScalableClients(Owners):
             if action == envelope.PRODUCER_READY and object_id in self.connecting:
                 producer, segment, _ = self.connecting.pop(object_id)
                 producer.handles[segment] = handle, object_id, connection
+                told = command.producer_success.last_sequence_id
+                producer.counted.setdefault(segment, told if producer.counting == "on" else INITIAL)
             elif action == envelope.CONSUMER_READY:
                 self._attached(object_id, handle)
             elif action in GONE:
@@ -247,12 +255,12 @@ class ScalableClients(Owners):
         for _, connection, producer_id, sequence_id, position in answers.receipts:
             demand((connection, producer_id) in self.waiting, "nothing is answered twice", position)
             producer, segment, messages = self.waiting[connection, producer_id]
-            message = self.sent[sequence_id - 1]
+            [message] = [one for one in messages if one.numbers[segment] == sequence_id] or [None]
+            demand(message is not None, "nothing is answered twice", sequence_id)
             self.say("receipt", message.number, number_of(segment), position)
-            demand(message in messages, "nothing is answered twice", message)
             messages.remove(message)
             if position == (NOWHERE, NOWHERE):
-                demand(message.attempts > 1, "only what is sent again is a duplicate", message)
+                demand(message.attempts_as[sequence_id] > 1, "only what is sent again is a duplicate", message)
                 self.count("duplicates")
             else:
                 message.is_at((segment, position), self.copies_max)
@@ -266,7 +274,7 @@ class ScalableClients(Owners):
                 demand(not messages or self._has_faults() or self._is_ending(segment),
                        "nothing is refused without a cause", error.message)
                 self.count("sends refused", len(messages))
-                messages[:] = [one for one in messages if error.sequence_id not in (0, one.number + 1)]
+                messages[:] = [one for one in messages if error.sequence_id not in (0, one.numbers[segment])]
             if action in GONE:
                 self.waiting.pop((connection, object_id), None)
         left = [str(messages[0]) for _, segment, messages in self.waiting.values()
@@ -287,7 +295,7 @@ class ScalableClients(Owners):
             for entry_id, *_ in gift:
                 data, position = found[entry_id - first], (ledger_id, entry_id)
                 message = self.sent[int(payload_of(data).split()[0])]
-                demand(message.data == data, "entries keep their bytes", position)
+                demand(message.datas.get(consumer.segment) == data, "entries keep their bytes", position)
                 copy = consumer.segment, position
                 message.is_at(copy, self.copies_max)
                 self.say("given", handle, message.number, position)
@@ -321,9 +329,9 @@ class ScalableClients(Owners):
         fields = {"partition_key": key}
         if producer.has_stamps:
             fields["entry_hash_min"] = fields["entry_hash_max"] = scalable_model.hash_of(key) & (HASHES - 1)
-        data = entry_of(b"%d " % number + b"x" * self.chance.choice([1, 1, 200, 900]), sequence_id=number + 1,
-                        batch=self.chance.choice([0, 0, 3]), publish_time=self.now_ms, **fields)
-        message = Message(number, key, producer.name, data)
+        fields |= {"payload": b"%d " % number + b"x" * self.chance.choice([1, 1, 200, 900]),
+                   "batch": self.chance.choice([0, 0, 3]), "publish_time": self.now_ms}
+        message = Message(number, key, producer.name, fields)
         self.sent.append(message)
         producer.pending.append(message)
         return message
@@ -366,16 +374,31 @@ class ScalableClients(Owners):
         for message in messages:
             if offset > BYTES_MAX:
                 break
-            command = api.CommandSend(producer_id=object_id, sequence_id=message.number + 1)
-            row = np.array([sends.read_one(command, message.data)], sends.SEND_ROW)
+            data = self._data(producer, segment, message)
+            command = api.CommandSend(producer_id=object_id, sequence_id=message.numbers[segment])
+            row = np.array([sends.read_one(command, data)], sends.SEND_ROW)
             row["producer"], row["connection"], row["offset"] = handle, connection, offset
             rows.append(row)
-            offset += len(message.data)
+            offset += len(data)
             message.attempts += 1
+            message.attempts_as[message.numbers[segment]] += 1
             sent.append(message)
         self.waiting[connection, object_id] = producer, segment, list(sent)
         self.say("send", number_of(segment), [message.number for message in sent])
-        return envelope.SENDS, np.concatenate(rows), b"".join(message.data for message in sent)
+        return envelope.SENDS, np.concatenate(rows), b"".join(message.datas[segment] for message in sent)
+
+    @staticmethod
+    def _data(producer: Producer, segment: str, message: Message) -> bytes:
+        """Return a message as it is sent to a segment; it is sent again there as it was."""
+        if segment not in message.datas:
+            if producer.counting == "program":
+                message.numbers[segment] = message.number + 1
+            else:
+                message.numbers[segment] = producer.counted[segment] = producer.counted[segment] + 1
+            message.datas[segment] = entry_of(
+                sequence_id=message.numbers[segment], producer_name=f"{producer.name}-seg-{number_of(segment)}",
+                **message.entry)
+        return message.datas[segment]
 
     def _sends_to(self, process: Process) -> list[tuple]:
         """Return sections of SENDs of new messages, by producers that are connected to segments of an owner."""

@@ -12,7 +12,7 @@ from geminga.proto.layout_changes import CannotChange, LayoutChange
 from geminga.proto.layouts import Layout
 from geminga.storage.admin import typed_json
 from geminga.storage.admin.layout_change_steps import steps_of
-from geminga.storage.admin.questions import Delete, TopicQuestion, answer_type
+from geminga.storage.admin.questions import Clear, Delete, TopicQuestion, answer_type
 from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.resources.retries import Retries
 from geminga.supervisor.admin.scalable.layout_changes import LayoutChanges
@@ -46,6 +46,7 @@ class ScalableLife(ScalableClients):
         self.former_layout: Layout | None = None   # before the last change
         self.is_slow = pick([True, False])         # applications acknowledge little
         self.is_deletion_cut_short = False
+        self.clearing: Group | None = None         # the subscription whose backlog was cleared in some segments only
 
     # -- the world
 
@@ -359,6 +360,31 @@ class ScalableLife(ScalableClients):
             process = self.owner_of(consumer.segment)
             self.pass_of(process, process.rig.redeliver(consumer, *[position for _, position in copies]))
 
+    def clear(self) -> None:
+        """Clear a subscription's backlog in all segments, or in some if an owner ends meanwhile."""
+        made = [group for group in self.groups if group.since is not None]
+        if made and self.clearing is None:
+            self.clearing = self.chance.choice(made)
+        if self.clearing is not None:
+            self._clear(self.clearing)
+
+    def _clear(self, group: Group) -> None:
+        group.cleared = len(self.sent)
+        for segment in [one.topic for one in self.layout.segments]:
+            copies = {copy for message in self.sent[:group.cleared] for copy in message.copies if copy[0] == segment}
+            try:
+                self.ask(Clear(names.parse(segment), subscription=group.name, asked_ms=self.now_ms))
+            except Refusal as refusal:
+                self.say("not cleared", group.name, refusal.message)
+                return
+            group.asked |= copies
+            group.sure |= copies
+            for consumer in group.consumers:
+                consumer.held = {copy: message for copy, message in consumer.held.items() if copy not in copies}
+        self.say("cleared", group.name)
+        self.count("cleared")
+        self.clearing = None
+
     def drop_connection(self) -> None:
         self._drop(self.chance.choice(self.connections))
 
@@ -399,6 +425,8 @@ class ScalableLife(ScalableClients):
                 self.start_some()
             self.settle()
             self._finish_change()
+            while self.clearing is not None:
+                self._clear(self.clearing)
             if self.chance.random() < 0.5:      # else the clients that are there get everything
                 for connection in list(self.connections):
                     self._drop(connection)
@@ -514,6 +542,6 @@ ACTIONS = {
     ScalableLife.administration_dies: 1, ScalableLife.unload: 1, ScalableLife.subscribe: 1,
     ScalableLife.stream_comes: 5, ScalableLife.stream_goes: 2,
     ScalableLife.queue_comes: 6, ScalableLife.queue_follows: 8, ScalableLife.reader_reads: 3,
-    ScalableLife.give_back: 2, ScalableLife.time_passes: 5,
+    ScalableLife.give_back: 2, ScalableLife.clear: 1, ScalableLife.time_passes: 5,
     ScalableLife.killed: 1.5, ScalableLife.stopped: 0.5, ScalableLife.drop_connection: 1.5,
 }

@@ -3,6 +3,7 @@
 A message is stored in the segment that has its key's hash.  It may be stored again, there or behind a split, if its
 producer got no receipt and sent it again: each of these copies is an entry of its own.
 """
+from collections import Counter
 from dataclasses import dataclass, field
 
 import mmh3
@@ -22,8 +23,12 @@ class Message:
     number: int
     key: str
     producer: str
-    data: bytes
+    entry: dict[str, object]      # arguments of rig.entry_of
+    # As it was sent to each segment, where its client may have given it another sequence id.
+    numbers: dict[str, int] = field(default_factory=dict)
+    datas: dict[str, bytes] = field(default_factory=dict)
     attempts: int = 0
+    attempts_as: Counter[int] = field(default_factory=Counter)      # by sequence id
     copies: set[Copy] = field(default_factory=set)       # those that are known
     is_receipted: bool = False
 
@@ -31,7 +36,11 @@ class Message:
         return f"message {self.number} of {self.producer} with {self.key}"
 
     def is_at(self, copy: Copy, copies_max: int) -> None:
-        """Note that it is stored there.  copies_max: 1 if sequence ids are looked at, over all segments."""
+        """Note that it is stored there.  copies_max: 1 if sequence ids are looked at, over all segments.
+
+        A client that counts by itself gives it another one on each segment.
+        """
+        copies_max = max(copies_max, len(set(self.numbers.values())))
         if copy not in self.copies:
             text = f"{self} {self.copies} {copy}"
             demand(len(self.copies) < min(self.attempts, copies_max), "what is sent again is stored once", text)
@@ -77,6 +86,7 @@ class Group:
     consumers: list[Consumer] = field(default_factory=list)
     asked: set[Copy] = field(default_factory=set)        # acknowledged, durably or not
     sure: set[Copy] = field(default_factory=set)         # acknowledged with an answer
+    cleared: int = 0                     # messages below this number were cleared, or will be
     begun: set[int] = field(default_factory=set)         # numbers of segments of which anything was delivered
 
     def has(self, message: Message) -> bool:
@@ -85,7 +95,7 @@ class Group:
 
     def is_due(self, message: Message) -> bool:
         """Whether the subscription is to get the message, surely."""
-        return self.since is not None and message.number >= self.since and message.is_receipted
+        return self.since is not None and message.number >= max(self.since, self.cleared) and message.is_receipted
 
 
 @dataclass(eq=False)

@@ -54,6 +54,7 @@ class Handle:
     topic: str
     worker: int = WORKER
     connection: int = CONNECTION
+    name: str = "p"      # of a producer, as its entries have it
 
 
 @dataclass
@@ -87,7 +88,8 @@ class Answers:
 
 def entry_of(payload, *, batch=0, publish_time=START_MS, sequence_id=0, **fields):
     """Return the bytes of an entry, as a client sends it behind a SEND.  It is as long as the one that a rig sends."""
-    metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time, **fields)
+    fields = {"producer_name": "p"} | fields
+    metadata = api.MessageMetadata(sequence_id=sequence_id, publish_time=publish_time, **fields)
     if batch:
         metadata.num_messages_in_batch = batch
     raw = metadata.SerializeToString()
@@ -167,7 +169,8 @@ class Rig:
         rows, entries, offset = [], [], 0
         for handle, payload, *more in messages:
             sequence_id = self.number()
-            fields = {"sequence_id": sequence_id, "publish_time": self.now_ms} | (more[0] if more else {})
+            fields = {"sequence_id": sequence_id, "publish_time": self.now_ms, "producer_name": handle.name}
+            fields |= more[0] if more else {}
             entry = entry_of(payload, **fields)
             command = api.CommandSend(
                 producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.command_of(entry).is_chunk
@@ -281,7 +284,7 @@ class Rig:
         )
         [handle] = [handle for _, action, object_id, handle, _ in answers.replies
                     if action == envelope.PRODUCER_READY and object_id == number]
-        return Handle(handle, number, topic, worker, connection)
+        return Handle(handle, number, topic, worker, connection, fields.get("producer_name") or "p")
 
     def subscribe(self, topic, subscription, *, worker=WORKER, connection=CONNECTION, **fields):
         """Return (a section that asks for a consumer, the consumer's id)."""

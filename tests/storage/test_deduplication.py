@@ -45,7 +45,7 @@ def section(*sent):
     """Return a section of SENDs, each given as (producer, Message)."""
     rows, entries, offset = [], [], 0
     for producer, message in sent:
-        metadata = dict(message.more)
+        metadata = {"producer_name": producer.name} | message.more
         if message.chunks:
             metadata |= {"chunk_id": message.chunk, "num_chunks_from_msg": message.chunks}
         entry = entry_of(message.payload, sequence_id=message.sequence_id % 2**64, **metadata)

@@ -371,6 +371,7 @@ def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     )
     catalogue.write("INSERT INTO kept_topics VALUES (1, 'persistent://public/default/gone', 0, 0, 0, 0, 0, '{}')")
     catalogue.write("INSERT INTO kept_cursors VALUES (1, 1, 1, 0, 0)")
+    catalogue.write("INSERT INTO inherited VALUES (1, x'00', 0, x'', x'00', 1)")
     topic = names.parse("topic://public/default/s")
     catalogue.scalable_topics.create(topic, 2)
     catalogue.scalable_topics.begin_change(

@@ -9,17 +9,19 @@ import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
 /**
- * Counting URL TOPIC: publishes messages that the client counts from initialSequenceId on, as many again for each line,
- * and says "published".  At the end of its input it says what a queue consumer got, sorted: "[0, 1, 2, ...]".
+ * Counting URL TOPIC FIRST: publishes messages FIRST, FIRST + 1, ..., which the client counts from initialSequenceId on,
+ * which is FIRST, as many again for each line, and says "published".  At the end of its input it says what a queue
+ * consumer got, sorted: "[0, 1, 2, ...]".
  */
 public class Counting {
     private static final int COUNT = 10;
 
     public static void main(String[] said) throws Exception {
-        int number = 0;
+        int first = Integer.parseInt(said[2]);
+        int number = first;
         try (PulsarClient client = PulsarClient.builder().serviceUrl(said[0]).build();
                 Producer<String> producer = client.newProducer(Schema.string()).topic(said[1]).producerName("p")
-                        .initialSequenceId(100).create();
+                        .initialSequenceId(first).create();
                 QueueConsumer<String> consumer = client.newQueueConsumer(Schema.string()).topic(said[1])
                         .subscriptionName("q").subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST)
                         .subscribe()) {
@@ -31,7 +33,7 @@ public class Counting {
             } while (System.in.read() >= 0);
             Map<String, Integer> found = new HashMap<>();      // by id: a message may be delivered again
             Message<String> message;
-            while ((message = consumer.receive(Duration.ofMillis(found.size() < number ? 20_000 : 500))) != null) {
+            while ((message = consumer.receive(Duration.ofMillis(found.size() < number - first ? 20_000 : 500))) != null) {
                 consumer.acknowledge(message.id());
                 found.put(message.id().toString(), Integer.parseInt(message.value()));
             }
