@@ -60,6 +60,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 )
 from geminga.supervisor.admin.resources import (
     brokers,
+    clears,
     clusters,
     compaction,
     configuration,
@@ -255,6 +256,7 @@ def make_app(
     app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
     app[scalable_deletion.LEFT] = asyncio.Event()
+    app[clears.UNFINISHED] = {}
     app[RETRIES] = app[alarms.ALARMS_OF].retries = Retries()
     app.cleanup_ctx.append(scalable_deletion.serve)
     app[CHANGES] = LayoutChanges(catalogue, owners, app[RETRIES])

@@ -91,15 +91,16 @@ def discard(deleted: str, subscription: str | None, number: int | None, form: st
 def _place(broker: Broker, topic: str, subscription: str | None, number: int | None) -> str:
     """Return the path of a deletion of a topic, or a clear of a subscription, the last one by default.
 
-    Raises Failed, UsageError.
+    A name without a domain is that of a scalable topic, too.  Raises Failed, UsageError.
     """
     try:
         path = topic_path(topic)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    paths = [path] if "://" in topic else [path, "topic/" + path.partition("/")[2]]
     place, found = "/".join([_PATH, *path.split("/")[1:3]]), []
     for one in broker.ask("GET", place).value():
-        if topic_path(one["topic"]) == path and one["subscription"] == subscription and number in (None, one["id"]):
+        if topic_path(one["topic"]) in paths and one["subscription"] == subscription and number in (None, one["id"]):
             found.append(one["id"])
     if not found:
         what = f"deletion of {plain(topic)}" if subscription is None else \

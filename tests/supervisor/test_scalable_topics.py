@@ -282,6 +282,31 @@ def test_what_a_topic_has_is_shown_though_a_partition_cannot_be_opened(fresh_bro
         assert status == 0 and str(folder) in text, errors
 
 
+def test_policies_and_delayed_messages_go_by_the_topics_own_name(rest):
+    """Over the command line; a short name stands for it in verbs of policies, as it does over REST."""
+    broker = rest.broker
+    rest.set("PUT", "?numInitialSegments=2")
+    rest.set("PUT", "/subscriptions/sub")
+
+    def admin(*words):
+        status, text, errors = run("admin", "--http-url", broker.http_url, *words)
+        assert status == 0, errors
+        return text
+
+    assert admin("topics", "set-message-ttl", rest.name, "--ttl", "600") == ""
+    assert [admin("topicPolicies", "get-message-ttl", name) for name in (rest.name, rest.local)] == ["600\n"] * 2
+    assert admin("topicPolicies", "remove-message-ttl", rest.name) == ""
+    for key in "k0", "k1":      # of both segments
+        words = "--key", key, "--deliver-after", "1h", rest.name, "m"
+        assert run("produce", "--url", broker.service_url, *words)[0] == 0
+    listed = json.loads(admin("-o", "json", "delayed", "list", rest.name, "--by", "message"))
+    assert listed["waiting"] == 2
+    first, second = [row["id"] for row in listed["rows"]]
+    admin("delayed", "reschedule", rest.name, first, "--after", "2h")
+    admin("delayed", "cancel", rest.name, second)
+    assert json.loads(admin("-o", "json", "delayed", "list", rest.name))["waiting"] == 1
+
+
 # -- what there is not
 
 def test_what_the_layout_does_not_have_is_not_changed(rest):

@@ -1,12 +1,16 @@
 """Deleted topics and cleared backlogs are taken back, over HTTP and by `geminga undelete`, with a real broker, real
 clients and kills.
 """
+import contextlib
 import json
 import subprocess
 
 import pulsar
 import pytest
 
+from geminga.proto import names
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import open_to_read
 from geminga.supervisor.main import main
 
 from ..harness import (
@@ -275,6 +279,32 @@ def test_cleared_backlogs_of_a_scalable_topic_come_back_over_changes_of_segments
         eventually(lambda: rest.ask("GET", "/stats")[0] == 200)
     assert consumed(own, rest.name, capsys) == ["a", "b", "c", "d", "e", "f"]
     assert kept(own, rest.name) == []
+
+
+def test_a_clear_that_was_refused_half_way_and_is_repeated_keeps_one_backlog(own, capsys):
+    """The files of a segment are away when it is cleared first.  A short name stands for the scalable topic."""
+    rest = Rest(own)
+    rest.set("PUT", "?numInitialSegments=2")
+    rest.set("PUT", "/subscriptions/sub")
+    for number in range(8):
+        assert main(["produce", "--url", own.service_url, "--quiet", "--key", f"k{number}", rest.name, "m"]) == 0
+    own.stop()
+    with contextlib.closing(open_to_read(own.data_dir / "catalogue.sqlite")) as catalogue:
+        [number] = [one for one, name in catalogue.partitions.all()
+                    if name == str(catalogue.topics.parts(names.parse(rest.name))[1])]
+    folder = format.partition_folder(own.data_dir, number)
+    folder.rename(own.data_dir / "away")
+    own.start()
+    assert rest.ask("POST", "/subscriptions/sub/skip-all")[0] == 503
+    eventually(lambda: [0 < one["messages"] < 8 for one in kept(own, rest.name)] == [True])
+    (own.data_dir / "away").rename(folder)
+    for index in (0, 1):
+        own.kill("owner", index)
+    eventually(lambda: rest.ask("POST", "/subscriptions/sub/skip-all")[0] == 204)
+    assert [one["messages"] for one in kept(own, rest.name)] == [8]
+    capsys.readouterr()
+    assert main(["undelete", "backlog", rest.name.removeprefix("topic://"), "sub", "--admin-url", own.http_url]) == 0
+    assert capsys.readouterr().out == "8 messages are there again for sub\n"
 
 
 def test_a_namespaces_backlog_comes_back_by_subscription_and_connected_consumers_get_it(own):

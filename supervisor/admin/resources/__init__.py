@@ -2,6 +2,7 @@
 
     topics.py          topics: create, list, delete, look up; partitions and properties
     subscriptions.py   subscriptions, and changes of topics that are in use
+    clears.py          clears of backlogs that are repeated after an error
     messages.py        messages shown to an operator
     message_pages.py   messages by page, decoded; publishing of one
     message_jobs.py    searches, and dead letters sent back

@@ -15,7 +15,7 @@ from geminga.storage.runtime.units import moment
 from geminga.supervisor.admin.requests import rights
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
-    PATH,
+    ANY,
     Asking,
     ask_parts,
     body_of,
@@ -26,7 +26,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 )
 
 routes = rights.Routes()
-_DELAYED = "/ops/v1/delayed" + PATH
+_DELAYED = "/ops/v1/delayed" + ANY
 _MESSAGE = _DELAYED + "/{message:[^/]+}"
 _BY = ("hour", "window", "message")
 _ROWS, _ROWS_MAX = 1_000, 10_000

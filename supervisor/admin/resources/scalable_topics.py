@@ -14,7 +14,6 @@ from geminga.proto.errors import Refusal
 from geminga.proto.layouts import SEGMENTS_MAX, Layout, Segment
 from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import Clear, Reset, Subscribe, Unsubscribe
-from geminga.storage.catalogue.database import now_ms
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests import rights
@@ -35,6 +34,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     topic_of,
 )
 from geminga.supervisor.admin.resources import scalable_deletion
+from geminga.supervisor.admin.resources.clears import clear_of
 from geminga.supervisor.admin.resources.topics import refuse_many
 
 routes = rights.Routes()
@@ -168,15 +168,17 @@ async def delete_subscription(request: web.Request) -> web.Response:
 async def seek_subscription(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time, in each segment."""
     time_ms = time_of(request, request.query.get("timestamp", "0"))
-    await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
-                                    asked_ms=now_ms()))
+    with clear_of(request) as asked_ms:
+        await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
+                                        asked_ms=asked_ms))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/skip-all", right=rights.CONSUMES)
 async def clear_subscription(request: web.Request) -> web.Response:
     """Acknowledge everything for a subscription."""
-    await _ask_any(request, partial(Clear, subscription=subscription_of(request), asked_ms=now_ms()))
+    with clear_of(request) as asked_ms:
+        await _ask_any(request, partial(Clear, subscription=subscription_of(request), asked_ms=asked_ms))
     return done()
 
 

@@ -31,7 +31,6 @@ from geminga.storage.admin.questions import (
     Why,
 )
 from geminga.storage.admin.table_questions import STATES, GetCursorMap
-from geminga.storage.catalogue.database import now_ms
 from geminga.storage.filters.sieve import FILTER
 from geminga.storage.ledgers.managed_ledger import EARLIEST, LATEST
 from geminga.storage.ledgers.position import Position
@@ -63,6 +62,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     usable,
 )
 from geminga.supervisor.admin.resources import schedules
+from geminga.supervisor.admin.resources.clears import clear_of
 
 routes = rights.Routes()
 _SUBSCRIPTION = TOPIC + "/subscription/{subscription:[^/]+}"
@@ -283,7 +283,8 @@ def _integer(value: Any) -> int:
 @routes.post(_SUBSCRIPTION + "/skip_all", right=rights.CONSUMES)
 async def skip_all(request: web.Request) -> web.Response:
     """Acknowledge everything for a subscription."""
-    await _ask_any(request, partial(Clear, subscription=subscription_of(request), asked_ms=now_ms()))
+    with clear_of(request) as asked_ms:
+        await _ask_any(request, partial(Clear, subscription=subscription_of(request), asked_ms=asked_ms))
     return done()
 
 
@@ -300,8 +301,9 @@ async def skip(request: web.Request) -> web.Response:
 async def reset_to_time(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time."""
     time_ms = time_of(request, part_of(request, "time_ms"))
-    await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
-                                    asked_ms=now_ms()))
+    with clear_of(request) as asked_ms:
+        await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms,
+                                        asked_ms=asked_ms))
     return done()
 
 

@@ -37,6 +37,14 @@ def _bare_path(topic: str) -> str:
     return topic_path(topic).partition("/")[2]
 
 
+def _policies_path(topic: str) -> str:
+    """Return the path of a topic below which its policies are; a scalable topic has it under its name without topic://.
+
+    Raises ValueError.
+    """
+    return "persistent/" + _bare_path(topic) if topic.startswith("topic://") else topic_path(topic)
+
+
 def _scalable_path(topic: str) -> str:
     """Return the name of a scalable topic without its domain, quoted for a path.  Raises ValueError."""
     domain, separator, rest = topic.partition("://")
@@ -62,6 +70,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
     "asked_role": (quoted, "alice"),
     "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
+    "policies_topic": (_policies_path, "public/default/orders"),
     "message": (quoted, "12:0"),
     "message_key": (str, "order-17"),
     "schema_topic": (_bare_path, "public/default/orders"),
@@ -240,7 +249,7 @@ def _hint(broker: Broker, verb: Verb, typed: Values) -> str:
         kind = "cluster" if "cluster" in typed else "tenant"
         names = listed(broker, f"/admin/v2/{kind}s")
         return "" if typed[kind] in names else question(typed[kind], names)
-    name = typed.get("topic") or typed.get("schema_topic") or typed.get("namespace")
+    name = typed.get("topic") or typed.get("policies_topic") or typed.get("schema_topic") or typed.get("namespace")
     if not name:
         return ""
     if hint := hint_for(broker, name):

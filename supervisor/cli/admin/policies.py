@@ -9,7 +9,7 @@ from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Values, Verb
 
 Row = tuple[Policy, Route]
 # Verbs of topics that one subscription may have too: (option, path).
-_OF_ONE = {"subscription-dispatch-rate": ("subscription", "{topic}/{subscription}/dispatchRate")}
+_OF_ONE = {"subscription-dispatch-rate": ("subscription", "{policies_topic}/{subscription}/dispatchRate")}
 _SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name", "seconds": "10m", "minutes": "3h",
             "ms": "2s", "bytes": "10M", "MB": "1G"}
 
@@ -39,7 +39,7 @@ def _three(level: str, stem: str, kinds: list[Row], where: str = "") -> list[Ver
     where: the beginning of its paths; "": as the level has it.
     """
     policy, route = kinds[0]
-    where = where or ("namespaces/{namespace}/" if level == NAMESPACE else "{topic}/")
+    where = where or ("namespaces/{namespace}/" if level == NAMESPACE else "{policies_topic}/")
     path, named = where + route.path, route.path.partition("?")[0]
     kind: tuple[Option, ...] = ()
     if route.kind:      # a parameter of the path says which kind is set; one question shows all kinds

@@ -117,7 +117,7 @@ def disable_delays(broker: Broker, values: Values) -> None:
 
 
 def _delays_of(broker: Broker, values: Values) -> tuple[str, dict[str, Any]]:
-    where = f"namespaces/{values['namespace']}" if "namespace" in values else values["topic"]
+    where = f"namespaces/{values['namespace']}" if "namespace" in values else values["policies_topic"]
     path = f"/admin/v2/{where}/delayedDelivery"
     return path, broker.ask("GET", path).value() or {}
 

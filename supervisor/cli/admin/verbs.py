@@ -392,12 +392,12 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
                  Option("--proxy", "?proxy", "role of the proxy that would ask for it")), "-s billing"),
     )),
     "topicPolicies": ("Policies of topics.", (
-        Verb("enable-delayed-message", "POST", "{topic}/delayedDelivery",
+        Verb("enable-delayed-message", "POST", "{policies_topic}/delayedDelivery",
              "Deliver delayed messages of a topic at their delivery times.", _TIME_WHEEL,
              "-p 1h -t 500ms", run=runs.enable_delays),
-        Verb("disable-delayed-message", "POST", "{topic}/delayedDelivery",
+        Verb("disable-delayed-message", "POST", "{policies_topic}/delayedDelivery",
              "Deliver delayed messages of a topic at once.", run=runs.disable_delays),
-        Verb("delete", "DELETE", "{topic}/policies", "Remove all policies of a topic."),
+        Verb("delete", "DELETE", "{policies_topic}/policies", "Remove all policies of a topic."),
     )),
     "schemas": ("Schemas of topics.", (
         Verb("upload", "POST", "schemas/{schema_topic}/schema", "Add a schema, if it is compatible.", (_SCHEMA_FILE,),
