@@ -12,6 +12,7 @@ from geminga.storage.open_topics.answers import succeed
 from geminga.storage.open_topics.clients import Clients
 from geminga.storage.open_topics.decisions import Decisions
 from geminga.storage.open_topics.session import Session
+from geminga.storage.open_topics.topic_table import TopicTable
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 
@@ -51,10 +52,19 @@ def seek(decisions: Decisions, clients: Clients, session: Session, request: api.
 
 
 @carries_out(T.GET_LAST_MESSAGE_ID)
-def get_last_message_id(decisions: Decisions, session: Session, request: api.CommandGetLastMessageId) -> None:
-    """GET_LAST_MESSAGE_ID: answer with the last message of the topic, and with the mark-delete position."""
+def get_last_message_id(decisions: Decisions, topics: TopicTable, session: Session,
+                        request: api.CommandGetLastMessageId) -> None:
+    """GET_LAST_MESSAGE_ID: answer with the last message of the topic, and with the mark-delete position.
+
+    Raises Refusal in a sealed segment in which a transaction is open.  A checkpoint consumer of Pulsar 5 leaves a
+    sealed segment when it has the last message, and would never get those of the transaction, nor those behind.  It
+    asks again.
+    """
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "GET_LAST_MESSAGE_ID")
+    if partition.is_terminated and partition.limit is not None and topics.catalogue.topics.whole(
+            partition.name).is_scalable:
+        raise Refusal(api.ServiceNotReady, "A transaction is open in the sealed segment; try again")
     number = partition.name.partition
     ledger_id, entry_id, batch_index = _last_message(partition, subscription)
     mark_delete = subscription.cursor.mark_delete

@@ -7,6 +7,7 @@ from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.offline import verify
 from geminga.storage.topics.subscription import SubType
 
+from . import test_layout_change_steps as layouts
 from .files import copy_of
 from .test_rates import dispatch_rate, publish_rate, sets
 from .transactional import TransactionalRig, killed_at
@@ -345,6 +346,25 @@ def last(rig, consumer):
 
 
 NOTHING = ((1 << 64) - 1, (1 << 64) - 1, -1)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_sealed_segment_does_not_tell_a_last_message_before_its_transactions_have_ended(rig, commits):
+    """A checkpoint consumer that has it leaves the segment, and would lose what is committed later."""
+    rig.owner.catalogue.scalable_topics.create(layouts.TOPIC, 2)
+    segment = layouts.segments(rig)[0]
+    producer, consumer = rig.producer(segment), rig.consumer(segment)
+    rig.publish(producer, b"before")
+    transaction = rig.begin(segment)
+    rig.publish_in(transaction, producer, b"a")
+    [behind] = rig.publish(producer, b"behind")
+    assert last(rig, consumer)[0] == behind[0]
+    layouts.begin(rig, "split")
+    assert layouts.carry_out(rig)
+    [answer] = rig.run(rig.command("getLastMessageId", consumer_id=consumer.object_id, request_id=1)).commands()
+    assert answer.error.error == api.ServiceNotReady
+    rig.end(transaction, segment, commits=commits)
+    assert last(rig, consumer) == (*behind, -1)
 
 
 def test_the_last_message_is_one_that_a_consumer_can_get(rig):
