@@ -1,5 +1,6 @@
 """Compaction without the broker: one run over many partitions, and the views that it writes or continues.
 
+    overtaken.py      segments that were compacted before one that has yet to follow
     nightly.py        a run over many partitions: plan, progress, report
     engines.py        runs both passes of a compaction in this process, or in Spark
     compaction.py     the compaction of one partition: sources, chunked messages, the folder of its view

@@ -21,7 +21,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed
-from geminga.storage.jobs.compacting import compaction
+from geminga.storage.jobs.compacting import compaction, overtaken
 from geminga.storage.jobs.compacting.compaction import CannotCompact, Job, OtherSegment
 from geminga.storage.jobs.compacting.engines import Done, LocalEngine, OutOfTime, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
@@ -175,6 +175,9 @@ def _plan(data_dir: Path, target: Target, bound: Position | None = None) -> Plan
         entries, messages, size = news(folder, target.partition_id, behind, horizon)
         later = _others(data_dir, target.later, with_views=False) if held or entries or not committed.is_all else ()
         earlier = _others(data_dir, target.earlier, with_views=True) if target.by_event_time and entries else ()
+        noted = overtaken.read(folder) if earlier else {}
+        earlier = tuple(replace(one, behind=min(one.behind, noted.get(one.partition_id, one.behind)))
+                        for one in earlier)
         if not committed.is_all:     # messages that are committed later must not outlive those behind them
             later = tuple(replace(one, up_to=one.behind, messages=0, size=0) for one in later)
     except (CorruptFile, OSError) as error:
@@ -371,9 +374,13 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
                 bound = taken.bound(job.partition_id)
                 if bound is not None and bound < job.horizon and not done.error:
                     done.error = "a segment before it could not be compacted"
+                if target.by_event_time:
+                    _note_overtaken(data_dir, planned)
                 reports.append(_finished(job, done, target, planned, adopt))
                 if reports[-1].outcome != COMPACTED:
                     taken.block(target)
+                else:
+                    overtaken.clear(job.folder)
         except OutOfTime:
             reports += [PartitionReport(target.partition_id, target.topic, LATE, view=planned.view, given_up=True)
                         for target, planned in jobs.values()]
@@ -381,6 +388,14 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
             for job in ready:      # adopted views have other names by now
                 compaction.discard(job)
         return reports
+
+
+def _note_overtaken(data_dir: Path, planned: Planned) -> None:
+    """Note for the segments behind one that its view is about to be replaced; those without messages need nothing."""
+    for later in planned.later:
+        if later.messages:
+            overtaken.note(format.partition_folder(data_dir, later.partition_id), planned.target.partition_id,
+                           planned.behind)
 
 
 def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Adopt) -> PartitionReport:

@@ -109,6 +109,30 @@ def family(tmp_path):
     return made
 
 
+@pytest.mark.parametrize("by_event_time", [False, True])
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_kill_between_a_parent_and_its_child_forgets_no_tombstone(tmp_path, by_event_time, kills):
+    """By event time the parent's tombstone deletes a late message of the child, and is in no view."""
+    made = Family(tmp_path, by_event_time)
+    made.publish(1, "a", "old", event_time=1)
+    made.run()
+    made.publish(1, "a", "", event_time=5)
+    made.publish(2, "a", "late", event_time=3)
+
+    def adopt(partition_id, topic, number):
+        if partition_id == 2:
+            raise KeyboardInterrupt
+        return adopt_here(tmp_path)(partition_id, topic, number)
+
+    for number in range(kills):
+        with pytest.raises(KeyboardInterrupt):
+            made.run(adopt)
+        made.publish(1, "b", f"{number}")      # the parent is compacted again
+    made.run()
+    made.check()
+    assert not list(tmp_path.rglob("overtaken"))
+
+
 def test_a_child_waits_for_its_parents(family):
     """Its tombstone is in no view, so the parent's message would come back."""
     def adopt(partition_id, topic, number):
