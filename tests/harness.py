@@ -15,6 +15,7 @@ machine, and can still be kept on a busy one.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -112,16 +113,19 @@ def unique_topic(hint: str = "topic") -> str:
 def request(method: str, url: str, body: bytes | None = None, **fields: str) -> tuple[int, str]:
     """Return status and text of one HTTP exchange; an error status is an answer like any other.
 
-    fields: headers.
+    fields: headers.  Raises OSError, also if a kill has cut the answer.
     """
     headers = {"Content-Type": "application/json", **fields} if body is not None else fields
     asked = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code, refused.read().decode()
+        try:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+    except http.client.HTTPException as cut:      # no OSError, while an end before the headers is one
+        raise ConnectionResetError(f"the answer was cut: {cut!r}") from cut
 
 
 def free_port() -> int:

@@ -1,10 +1,14 @@
 """The checkers of broken promises find each of them: a record of what was kept, with one thing in it that was not."""
+import socket
 import struct
+from contextlib import suppress
 
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.runtime.threads import beside
 
+from ..harness import request
 from ..proto.client_frames import entry_of, message_metadata
 from .promises import Promises, body
 from .traffic import messages_of
@@ -76,3 +80,18 @@ def test_an_entry_that_cannot_be_read_is_damage_and_ends_no_client():
         assert promises.found == {"damaged": damaged}
     found = messages_of(heard, whole[:-len(one)].ljust(len(whole), b"\xff"))
     assert [number for _, number, _ in found] == [5, -1]
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{",
+                                  b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\n{"])
+def test_an_answer_over_http_that_a_kill_has_cut_is_an_end_of_the_connection(said):
+    """Threads of tests that ask a process which others kill ended with errors that they did not expect."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer(_):
+            link, _ = server.accept()
+            with link, suppress(ConnectionError):
+                link.recv(65_536)
+                link.sendall(said)
+
+        with beside(answer), pytest.raises(OSError, match="cut|closed|reset"):
+            request("GET", f"http://127.0.0.1:{server.getsockname()[1]}/")

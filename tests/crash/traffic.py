@@ -159,7 +159,7 @@ def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, in
             if not heard.ack_set or heard.ack_set[index // 64] >> (index % 64) & 1:
                 place = (identity.ledgerId, identity.entryId, index)
                 found.append((place, number_of(entry[start:at]), entry[start:at]))
-    except DecodeError:
+    except (DecodeError, IndexError):      # IndexError: the broker acknowledged parts of a smaller batch
         found.append(((identity.ledgerId, identity.entryId, index), -1, entry[at:]))
     return found
 
