@@ -69,19 +69,20 @@ def test_a_merge_seals_two_neighbours_and_makes_one(rest):
 
 def test_entry_buckets_are_of_equal_size_and_divided_by_a_split(rest):
     rest.set("PUT")
-    rest.set("POST", "/rebucket/0?bucketCount=4")
+    rest.set("POST", "/rebucket/0?bucketCount=8")
     rest.set("POST", "/split/1")
     rest.set("POST", "/merge/2/3")
     said = rest.get()["segments"]
-    assert said["1"]["entryBucketSplits"] == said["4"]["entryBucketSplits"] == [0x4000, 0x8000, 0xc000]
-    assert said["2"]["entryBucketSplits"] == said["3"]["entryBucketSplits"] == [0x8000]
+    assert said["1"]["entryBucketSplits"] == said["4"]["entryBucketSplits"] == list(range(0x2000, 0x10000, 0x2000))
+    assert said["2"]["entryBucketSplits"] == said["3"]["entryBucketSplits"] == [0x4000, 0x8000, 0xc000]
     assert ranges(rest) == {4: (0, 0xffff)}
 
 
 @pytest.mark.parametrize(("path", "status"), [
     ("/split/9", 404), ("/split/x", 404), ("/split/0", 412), ("/merge/1/9", 404), ("/merge/1/3", 412),
     ("/merge/0/1", 412), ("/merge/1/1", 412), ("/rebucket/1?bucketCount=0", 412), ("/rebucket/1", 412),
-    ("/rebucket/1?bucketCount=1025", 412), ("/rebucket/1?bucketCount=x", 412), ("/rebucket/9?bucketCount=4", 404)])
+    ("/rebucket/1?bucketCount=1025", 412), ("/rebucket/1?bucketCount=x", 412), ("/rebucket/9?bucketCount=4", 404),
+    ("/rebucket/1?bucketCount=1", 412)])
 def test_a_change_that_cannot_be_made_is_refused_in_one_line(rest, path, status):
     rest.set("PUT", "?numInitialSegments=3")
     rest.set("POST", "/split/0")      # now 0 is sealed, and 1 and 3 are no neighbours

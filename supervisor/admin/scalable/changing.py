@@ -54,8 +54,15 @@ async def rebucket_segment(request: web.Request) -> web.Response:
     number, text = segment_of(request).number, request.query.get("bucketCount", "")
     if re.fullmatch(r"[0-9]{1,9}", text) is None:
         raise web.HTTPPreconditionFailed(text=f"bucketCount must be a number from 1 to {BUCKETS_MAX}")
-    return await _change(
-        request, lambda topic, layout: layout_changes.rebucket(topic, layout, number, int(text), now_ms()))
+    return await _change(request, lambda topic, layout: _rebucketed(topic, layout, number, int(text)))
+
+
+def _rebucketed(topic: TopicName, layout: Layout, number: int, buckets: int) -> LayoutChange:
+    """Return the change to so many buckets.  Raises CannotChange, also if the segment has as many."""
+    segment = layout.numbered(number)
+    if segment is not None and len(segment.splits) + 1 == buckets:
+        raise CannotChange(f"Segment {number} has {buckets} entry buckets already")
+    return layout_changes.rebucket(topic, layout, number, buckets, now_ms())
 
 
 @routes.post(SCALABLE + "/migrate", right=rights.NAMESPACE)
