@@ -331,6 +331,7 @@ def retention(config):
     ("replicatedSubscriptionsSnapshotTimeoutSeconds=7", lambda c: c.storage.replicated_snapshot_timeout_s, 7),
     ("replicatedSubscriptionsSnapshotMaxCachedPerSubscription=3", lambda c: c.storage.replicated_snapshots_max, 3),
     ("brokerServiceCompactionMonitorIntervalInSeconds=30", lambda c: c.nightly.check_interval_s, 30),
+    ("brokerServiceCompactionMonitorIntervalInSeconds=2147483647", lambda c: c.nightly.check_interval_s, 2147483647),
     ("topicCompactionRetainNullKey=true", lambda c: c.nightly.retain_keyless, True),
     ("defaultRetentionTimeInMinutes=-1\ndefaultRetentionSizeInMB=3", retention, (-1, 3 << 20)),
     ("backlogQuotaDefaultLimitBytes=1000", lambda c: c.storage.backlog_quota_bytes, 1_000),
