@@ -87,12 +87,34 @@ def test_a_single_byte_is_read_behind_a_header(behind):
         assert peer.hear().type == T.PONG
 
 
+@pytest.mark.parametrize(("outer", "inner", "address"), [
+    (b"", binary("192.0.2.61"), "192.0.2.61"), (b"", TEXT.replace(b"2.7", b"2.62"), "192.0.2.62"),
+    (binary("192.0.2.63"), binary("192.0.2.64"), "192.0.2.64"),
+    (binary("192.0.2.65"), binary(command=0x20), "192.0.2.65")])
+def test_a_header_may_come_within_tls(behind, authority, outer, inner, address):
+    """Pulsar's proxy sends its header behind the handshake: the client is known by its address."""
+    with Peer(behind.tls_url.replace("+ssl", ""), outer) as peer:
+        peer.socket = authority.context().wrap_socket(peer.socket, server_hostname="localhost")
+        peer.say(inner + CONNECT)
+        assert peer.hear().type == T.CONNECTED
+        assert eventually(lambda: address in {
+            row["address"].rpartition(":")[0]
+            for row in json.loads(request("GET", behind.http_url + "/ops/v1/clients?limit=1000")[1])["rows"]})
+
+
 @pytest.mark.parametrize("header", [b"PROXY TCP4 nobody\r\n", SIGNATURE + b"\x11\x11\0\x0c" + bytes(12)])
 @pytest.mark.parametrize("port", ["service_url", "tls_url"])
 def test_a_malformed_header_ends_the_connection(behind, header, port):
     with Peer(getattr(behind, port).replace("+ssl", ""), header + CONNECT) as peer:
         assert peer.until_closed() == []
     eventually(lambda: "127.0.0.1 sends a malformed PROXY header" in behind.log())
+
+
+def test_a_malformed_header_within_tls_ends_the_connection(behind, authority):
+    with Peer(behind.tls_url.replace("+ssl", ""), b"") as peer:
+        peer.socket = authority.context().wrap_socket(peer.socket, server_hostname="localhost")
+        peer.say(b"PROXY TCP4 nobody\r\n" + CONNECT)
+        assert peer.until_closed() == []
 
 
 def test_bounds_hold_for_announced_addresses(behind):

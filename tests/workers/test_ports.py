@@ -1,4 +1,5 @@
 """First bytes of connections, PROXY headers, and bounds on the number of connections."""
+import asyncio
 import ipaddress
 import struct
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.ports import admission, protocols, proxy_header, throttled_log
 from geminga.workers.ports.admission import Admission, make_admissions
 from geminga.workers.ports.proxy_header import SIZE_MAX, Header, Malformed
+from geminga.workers.ports.within_tls import BehindHeader
 
 from ..proto.client_frames import CONNECT
 
@@ -40,6 +42,52 @@ def test_a_header_ends_where_it_says(header, client):
     """Bytes behind a header do not belong to it; without its last bytes it is not whole."""
     assert proxy_header.parse(header) == proxy_header.parse(header + CONNECT) == Header(len(header), client)
     assert all(proxy_header.parse(header[:size]) is None for size in range(protocols.LEAST_BYTES, len(header)))
+
+
+class Link(asyncio.Transport):
+    """The decrypted side of a connection."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Kept(asyncio.BufferedProtocol):
+    """Keeps the bytes that it is given, seven at a time."""
+
+    def __init__(self) -> None:
+        self.data, self._room = b"", bytearray(7)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self._room[:nbytes]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+@pytest.mark.parametrize(("header", "client"), [*WHOLE, (b"", None)])
+def test_a_header_within_tls_is_taken_off_however_it_is_cut(header, client, size):
+    """The bytes behind it go to the protocol object, which is made when the header is whole."""
+    made, kept = [], Kept()
+
+    async def come() -> None:
+        link, first = Link(), BehindHeader(lambda announced: made.append(announced) or kept, None)
+        link.set_protocol(first)
+        first.connection_made(link)
+        said = header + CONNECT
+        for start in range(0, len(said), size):
+            piece = said[start:start + size]
+            if link.protocol is first:
+                first.data_received(piece)
+            else:
+                kept.data += piece
+
+    asyncio.run(come())
+    assert made == [client]
+    assert kept.data == CONNECT
 
 
 @pytest.mark.parametrize("first", [CONNECT, b"\x16\x03\x01\x02\0", b"GET / HTTP/1.1\r\n", b"PRODUCE\r\n", bytes(4)])

@@ -33,7 +33,7 @@ from geminga.workers.identity.authorization import Right
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.owners.links import OwnerLink, OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
-from geminga.workers.ports.gate import ClientAddress
+from geminga.workers.ports.proxy_header import ClientAddress
 
 if TYPE_CHECKING:
     from geminga.workers.clients.registrations import StreamConsumer

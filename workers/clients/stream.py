@@ -30,7 +30,7 @@ from geminga.workers.directory.directory import Directory
 from geminga.workers.failures import attempt, end_failed
 from geminga.workers.options import WorkerOptions
 from geminga.workers.ports import protocols
-from geminga.workers.ports.gate import ClientAddress
+from geminga.workers.ports.proxy_header import ClientAddress
 
 _OWN_BUFFER_MIN = 64 << 10       # an unfinished frame that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # above it, memory is taken only as bytes come: eight bytes can announce megabytes

@@ -3,7 +3,8 @@
     accepted -> PROXY header taken off -> first bytes, left in the socket -> TLS handshake, or not -> protocol object
                                                                          \\-> another protocol: answered and closed
 
-Ports that need no look have the loop's own servers: Pulsar's protocol without TLS and without PROXY headers.
+A proxy may send its header within TLS instead (within_tls.py).  Ports that need no look have the loop's own servers:
+Pulsar's protocol without TLS and without PROXY headers.
 """
 import asyncio
 import errno
@@ -15,9 +16,8 @@ from functools import partial
 
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.ports import protocols, proxy_header
-from geminga.workers.ports.throttled_log import strangers
+from geminga.workers.ports.proxy_header import ClientAddress
 
-ClientAddress = tuple[str, int]          # that a proxy announces
 Make = Callable[[ClientAddress | None], asyncio.BaseProtocol]      # None: the connection's own address holds
 
 _ACCEPTED_MAX = 128         # connections in a row, before others have their turn
@@ -128,8 +128,7 @@ class Gate:
         except (BlockingIOError, InterruptedError):
             return
         except proxy_header.Malformed as error:
-            strangers.warn("malformed", f"{arrival.host} sends a malformed PROXY header: {error}; its connection is "
-                           "closed", "G408", arrival.host)
+            protocols.warn_of_header(error, arrival.host)
             self._drop(arrival)
         except OSError:
             self._drop(arrival)

@@ -41,6 +41,12 @@ def belongs(first: bytes, scheme: str) -> bool:
     return came == TLS if scheme in ("pulsar+ssl", "https") else came in ("", SERVED[scheme])
 
 
+def warn_of_header(error: proxy_header.Malformed, host: str) -> None:
+    """Log that a connection of the host began with a malformed PROXY header, and is closed."""
+    strangers.warn("malformed", f"{host} sends a malformed PROXY header: {error}; its connection is closed", "G408",
+                   host)
+
+
 def refusal(first: bytes, scheme: str, ports: Mapping[str, int], host: str) -> bytes:
     """Log that a connection's first bytes are not of the port's protocol, and return the answer, b"" for none.
 

@@ -9,6 +9,8 @@ import ipaddress
 import struct
 from typing import NamedTuple
 
+ClientAddress = tuple[str, int]      # that a proxy announces
+
 SIZE_MAX = 4096                      # of a header of version 2; fields beside the addresses take some hundred bytes
 _TEXT, _SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"
 _TEXT_MAX = 107                      # bytes of version 1, by the specification
@@ -25,7 +27,7 @@ class Header(NamedTuple):
     """A PROXY header; size 0: there is none."""
 
     size: int
-    client: tuple[str, int] | None      # its address and port; None: those of the connection hold
+    client: ClientAddress | None        # its address and port; None: those of the connection hold
 
 
 def begins(first: bytes) -> bool:

@@ -1,9 +1,10 @@
-"""The first bytes of a connection to the port of HTTPS, which a gate cannot see: they come within TLS."""
+"""The first bytes of a connection to a port of TLS, which a gate cannot see: they come within TLS."""
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
-from geminga.workers.ports import protocols
+from geminga.workers.ports import protocols, proxy_header
+from geminga.workers.ports.proxy_header import ClientAddress
 
 
 class FirstBytes(asyncio.Protocol):
@@ -33,6 +34,58 @@ class FirstBytes(asyncio.Protocol):
         self._transport.set_protocol(self._http)
         self._http.connection_made(self._transport)
         self._http.data_received(self._first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+
+
+class BehindHeader(asyncio.Protocol):
+    """Takes off a PROXY header, then hands the connection to the protocol object of Pulsar's clients.
+
+    Load balancers send the header before the TLS handshake, where the gate takes it off; Pulsar's own proxy sends it
+    behind the handshake.  The client of the inner header holds, as the inner proxy is nearer to the client.
+    """
+
+    def __init__(self, make: Callable[[ClientAddress | None], asyncio.BaseProtocol], client: ClientAddress | None):
+        """Wait for a connection.
+
+        make: returns the protocol object, a buffered one.  client: from a header before TLS, None for none.
+        """
+        self._make, self._client = make, client
+        self._first = b""
+
+    def __repr__(self) -> str:
+        return f"<BehindHeader {self._first!r} of {self._client}>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._timer = asyncio.get_running_loop().call_later(protocols.SILENT_SECONDS, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._first += data
+        if len(self._first) < protocols.LEAST_BYTES:
+            return
+        try:
+            header = proxy_header.parse(self._first)
+        except proxy_header.Malformed as error:
+            host = (self._client or self._transport.get_extra_info("peername"))[0]
+            protocols.warn_of_header(error, str(host))
+            return self._transport.abort()
+        if header is not None:
+            self._hand_over(header)
+
+    def _hand_over(self, header: proxy_header.Header) -> None:
+        self._timer.cancel()
+        stream = cast("asyncio.BufferedProtocol", self._make(header.client or self._client))
+        self._transport.set_protocol(stream)
+        stream.connection_made(self._transport)
+        left = memoryview(self._first)[header.size:]
+        while left and not self._transport.is_closing():
+            room = memoryview(stream.get_buffer(len(left)))
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            stream.buffer_updated(count)
+            left = left[count:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from geminga.storage.runtime import unix_sockets
 from geminga.workers.identity.certificates import Tls
-from geminga.workers.ports.gate import ClientAddress, Gate, Make
-from geminga.workers.ports.within_tls import FirstBytes
+from geminga.workers.ports.gate import Gate, Make
+from geminga.workers.ports.proxy_header import ClientAddress
+from geminga.workers.ports.within_tls import BehindHeader, FirstBytes
 
 
 class Server(Protocol):
@@ -65,7 +66,11 @@ class Listeners:
             self._servers.append(Gate(self._plain, scheme, ports, make, has_proxies=has_proxies))
         if self._tls is not None:
             assert self.certificates is not None
-            first = make if scheme == "pulsar" else partial(_looked_at, make, ports)
+            first = make
+            if scheme == "http":
+                first = partial(_looked_at, make, ports)
+            elif has_proxies:
+                first = partial(BehindHeader, make)
             accepted = partial(_accepted, self.certificates, first)
             self._servers.append(
                 Gate(self._tls, _SECURE[scheme], ports, accepted, self.certificates, has_proxies=has_proxies))
