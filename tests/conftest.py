@@ -23,8 +23,9 @@ import pytest
 
 from geminga.storage.runtime.log import log
 
-from . import fast, machine
+from . import fast, folders, machine
 from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: F401 - hooks
+from .folders import pytest_fixture_post_finalizer, pytest_fixture_setup  # noqa: F401 - hooks
 from .harness import HANG_SECONDS, Broker
 
 hypothesis.settings.register_profile("without timings", deadline=None)
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Spark runs for seconds in a test.  Optimising its code for hours takes a third of its time on the processor.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     fast.configure(config)
+    folders.configure()
     if fast.is_started_by_xdist(config):
         # xdist would choose a folder inside that of the process that started this one.  A folder beside it keeps the
         # paths of sockets short.
