@@ -7,6 +7,8 @@ from geminga.supervisor.console.asking import Asking
 Values = dict[str, Any]
 Load = Callable[[Asking], Awaitable[Values]]
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"      # of a topic
+SCALABLE_PATH = PATH.replace("persistent|non-persistent", "topic")
+ANY_PATH = PATH.replace("persistent}", "persistent|topic}")      # of both kinds
 
 
 class Page(NamedTuple):

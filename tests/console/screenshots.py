@@ -13,15 +13,23 @@ from pathlib import Path
 
 import pulsar
 
+from geminga.proto import pulsar_api_pb2 as api
+
 from ..harness import HANG_MS, Broker, request
+from ..proto.client_frames import T, command
+from ..workers.peer import Peer
+from ..workers.test_scalable_topics import layout_of, publish, segments_of
 from .browser import Browser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "console.md"
 HEADING = "## All pages in light and dark"
 TOPIC = "persistent/acme/shop/orders"
+SCALABLE = "acme/shop/clicks"
+_PEERS: list[Peer] = []      # which have producers and consumers open
 PAGES = {
     "overview": "/", "topics": "/console/topics", "topic": f"/console/topics/{TOPIC}",
+    "scalable-topic": f"/console/topics/topic/{SCALABLE}",
     "subscriptions": "/console/subscriptions", "subscription": f"/console/topics/{TOPIC}/subscriptions/billing",
     "messages": "/console/messages?place=acme/shop/orders&key=customer-3", "delayed": "/console/delayed",
     "clients": "/console/clients", "transactions": "/console/transactions", "tenants": "/console/tenants",
@@ -63,8 +71,27 @@ def fill(broker: Broker) -> pulsar.Client:
         message = billing.receive(HANG_MS)
         if number % 3:
             billing.acknowledge(message)
+    ask("PUT", f"/admin/v2/scalable/{SCALABLE}?numInitialSegments=2", b'{"team": "web"}')
+    ask("PUT", f"/admin/v2/scalable/{SCALABLE}/subscriptions/reports?type=QUEUE")
+    ask("PUT", f"/admin/v2/scalable/{SCALABLE}/subscriptions/clicks-by-page")
+    _use_segments(broker).end()
+    ask("POST", f"/admin/v2/scalable/{SCALABLE}/split/0")
+    _PEERS.append(_use_segments(broker, "clicks-by-page"))
     threading.Thread(target=_go_on, args=(producer, shipping), daemon=True).start()
     return client
+
+
+def _use_segments(broker: Broker, subscription: str = "") -> Peer:
+    """Publish to each active segment of the scalable topic, and subscribe to it without taking anything."""
+    name, peer = f"topic://{SCALABLE}", Peer(broker.service_url)
+    dag = layout_of(peer, name).dag
+    peer.say(command(T.SCALABLE_TOPIC_CLOSE, session_id=1))
+    for number, (segment, about) in enumerate(zip(segments_of(name, dag), dag.segments, strict=True)):
+        if about.state == api.ACTIVE:
+            publish(peer, segment, b"a click", producer_id=number)
+            if subscription:
+                peer.subscribe(segment, subscription, consumer_id=number)
+    return peer
 
 
 def _go_on(producer: pulsar.Producer, consumer: pulsar.Consumer) -> None:
@@ -117,7 +144,7 @@ def main() -> None:
             browser.close()
             broker.close()
     text = PAGE.read_text().partition(HEADING)[0]
-    rows = [f"### {name.capitalize()}\n\n![{name}, light](console/{name}-light.webp)\n\n"
+    rows = [f"### {name.capitalize().replace('-', ' ')}\n\n![{name}, light](console/{name}-light.webp)\n\n"
             f"![{name}, dark](console/{name}-dark.webp)\n"
             for name in PAGES if (options.to / f"{name}-dark.webp").exists()]
     told = "`python -m tests.console.screenshots` makes these pictures from a broker that it fills.\n"

@@ -5,7 +5,7 @@ import axe_core_python
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from ..harness import HANG_MS, eventually, unique_topic
+from ..harness import HANG_MS, eventually, request, unique_topic
 from .browser import needs_browser
 from .test_guards import PLAIN
 
@@ -17,7 +17,7 @@ RULES_OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-b
 
 @pytest.fixture(scope="module")
 def subject(own, client):
-    """A topic with a subscription and messages; the paths of their pages."""
+    """A topic with a subscription and messages, and a scalable topic; the paths of their pages."""
     topic = unique_topic("accessible")
     consumer = client.subscribe(topic, "billing")
     producer = client.create_producer(topic)
@@ -25,7 +25,13 @@ def subject(own, client):
         producer.send(f"message {number}".encode(), partition_key="key", properties={"name": "value"})
     consumer.receive(HANG_MS)
     path = topic.replace("://", "/")
-    yield f"/console/topics/{path}", f"/console/topics/{path}/subscriptions/billing"
+    scalable = path.partition("/")[2]
+    for more in ("?numInitialSegments=2", "/subscriptions/billing"):
+        assert request("PUT", f"{own.http_url}/admin/v2/scalable/{scalable}-wide{more}")[0] == 204
+    assert request("POST", f"{own.http_url}/admin/v2/scalable/{scalable}-wide/split/0")[0] == 204
+    yield {"topic": f"/console/topics/{path}", "subscription": f"/console/topics/{path}/subscriptions/billing",
+           "scalable": f"/console/topics/topic/{scalable}-wide",
+           "of all segments": f"/console/topics/topic/{scalable}-wide/subscriptions/billing"}
     consumer.close()
     producer.close()
 
@@ -54,11 +60,12 @@ def seen(browser):
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.parametrize("path", [*PLAIN, "topic", "subscription", "/console/sign-in", "/console/nothing"])
+@pytest.mark.parametrize("path", [*PLAIN, "topic", "subscription", "scalable", "of all segments", "/console/sign-in",
+                                  "/console/nothing"])
 def test_a_page_breaks_no_rule_and_a_narrow_screen_scrolls_in_one_direction_only(seen, own, subject, path):
     """In light and in dark, where only colours differ.  Loading a page costs more than looking at it."""
     prefer(seen, "light")
-    seen.open(own.http_url + {"topic": subject[0], "subscription": subject[1]}.get(path, path))
+    seen.open(own.http_url + subject.get(path, path))
     seen.one("h1")
     assert broken_rules(seen) == []
     prefer(seen, "dark")
@@ -84,7 +91,7 @@ def test_the_look_at_colours_sees_dark_ones(seen, own):
 
 
 def test_a_dialog_is_opened_left_and_confirmed_by_keys(browser, own, subject):
-    browser.open(own.http_url + subject[0])
+    browser.open(own.http_url + subject["topic"])
     browser.one("[data-action=unload]")
     browser.run("document.querySelector('[data-action=unload]').focus()")
     browser.press("ENTER")

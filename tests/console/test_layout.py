@@ -122,6 +122,9 @@ def filled(own: Broker) -> Iterator[Broker]:
     assert request("POST", f"{own.http_url}/admin/v2/persistent/public/default/{LONG}/retention",
                    b'{"retentionTimeInMinutes": 100000, "retentionSizeInMB": 123456}')[0] < 300
     assert request("PUT", f"{own.http_url}/admin/v2/persistent/public/default/{LONG}/subscription/idle", b"")[0] < 300
+    for more in ("?numInitialSegments=64", f"/subscriptions/{SUBSCRIPTION}"):
+        assert request("PUT", f"{own.http_url}/admin/v2/scalable/public/default/{LONG}-wide{more}")[0] == 204
+    assert request("POST", f"{own.http_url}/admin/v2/scalable/public/default/{LONG}-wide/split/0")[0] == 204
     with Peer(own.service_url) as peer:
         begin_with_message(peer, 0, topic)
         yield own
@@ -129,12 +132,14 @@ def filled(own: Broker) -> Iterator[Broker]:
 
 
 TOPIC = f"/console/topics/persistent/public/default/{LONG}"
+SCALABLE = f"/console/topics/topic/public/default/{LONG}-wide"
 PAGES = ["/", "/console/topics", TOPIC, f"/console/topics/persistent/public/default/{UNBROKEN}",
          "/console/subscriptions", f"{TOPIC}/subscriptions/{SUBSCRIPTION}",
          f"/console/messages?place=public/default/{LONG}", "/console/delayed", "/console/schedules", "/console/clients",
          "/console/transactions", "/console/tenants", "/console/tenants/public", "/console/namespaces/public/default",
          "/console/access", "/console/audit", "/console/nights", "/console/configuration", "/console/log",
-         "/console/documents", "/console/documents/docs/policies.md"]
+         "/console/documents", "/console/documents/docs/policies.md", SCALABLE,
+         f"{SCALABLE}/subscriptions/{SUBSCRIPTION}"]
 
 
 def laid_out(browser: Browser, width: int) -> dict[str, list[Any]]:

@@ -16,9 +16,12 @@ from geminga.supervisor import main
 from geminga.supervisor.console.routes.dialogs import ACTIONS
 
 from ..harness import HANG_SECONDS, request
+from ..workers.peer import Peer
+from ..workers.test_scalable_topics import layout_of, publish, segments_of
 
 pytestmark = pytest.mark.slow
 TOPIC, NAMESPACE, SUBSCRIPTION = "persistent://acme/eu/orders", "acme/eu", "billing"
+SCALABLE = "topic://acme/eu/clicks"
 # Commands that are programs of their own, and send no request of REST that could be compared.
 PROGRAMS = {
     "reset-to-time": "its request names a moment, its command a time before now",
@@ -42,6 +45,9 @@ OWN = {
     "create-schedule": {"schedule": "new", "when": "30 7 * * MON-FRI", "time_zone": "Europe/Berlin", "missed": "all",
                         "payload": "persistent://as it is", "key": "k", "properties": "a=b", "paused": "true"},
     "resume-schedule": {"schedule": "paused"},
+    "split-segment": {"topic": SCALABLE, "segment": "0"},
+    "merge-segments": {"topic": SCALABLE, "segment": "0", "other": "1"},
+    "delete-scalable-topic": {"topic": SCALABLE}, "unsubscribe-scalable": {"topic": SCALABLE},
     "take-backlog-back": {"subscription": "cleared", "id": "1"}}      # the first one that the broker has kept
 
 # What commands print of the answer, by the end of the request's path.
@@ -106,6 +112,8 @@ def filled(own, client):
             ("PUT", "/admin/v2/tenants/empty", {"adminRoles": [], "allowedClusters": ["standalone"]}),
             ("PUT", f"/admin/v2/namespaces/{NAMESPACE}", None), ("PUT", "/admin/v2/namespaces/acme/empty", None),
             ("PUT", f"/admin/v2/persistent/{NAMESPACE}/parted/partitions", 4),
+            ("PUT", f"/admin/v2/scalable/{NAMESPACE}/clicks?numInitialSegments=2", {}),
+            ("PUT", f"/admin/v2/scalable/{NAMESPACE}/clicks/subscriptions/{SUBSCRIPTION}", None),
             ("POST", f"/admin/v2/namespaces/{NAMESPACE}/messageTTL", 60),
             ("POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/alice", ["produce"])):
         status, text = request(method, own.http_url + path, b"" if body is None else json.dumps(body).encode())
@@ -183,6 +191,16 @@ def compare(filled, recorder, action, values):
     sent = [(told, normal(where), what) for told, where, what in recorder.changes]
     expected = method, normal(path), json.loads(body) if body else None
     assert expected in sent, (command, expected, sent)
+
+
+def test_a_scalable_topic_is_created_by_the_command_as_by_its_dialog(filled, recorder):
+    compare(filled, recorder, ACTIONS["create-topic"], {"topic": "topic://acme/eu/new", "partitions": "3"})
+
+
+def test_a_backlog_of_all_segments_is_cleared_by_the_command_as_by_its_dialog(filled, recorder):
+    with Peer(filled.service_url) as peer:
+        publish(peer, segments_of(SCALABLE, layout_of(peer, SCALABLE).dag)[0], b"x")
+    compare(filled, recorder, ACTIONS["clear-backlog"], {"topic": SCALABLE, "subscription": SUBSCRIPTION})
 
 
 @pytest.mark.parametrize("values", [

@@ -6,6 +6,7 @@ from typing import Any
 from geminga.proto.names import parse
 from geminga.storage.runtime import units
 from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong, whole
+from geminga.supervisor.console.actions.scalable_actions import is_scalable, rest_path
 from geminga.supervisor.console.asking import Asking, QuestionRefused
 from geminga.supervisor.console.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
@@ -24,11 +25,14 @@ _PLACES = {"earliest": {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "ba
 
 def _path(values: Values) -> str:
     """Return the path of the subscription in Pulsar's REST."""
+    if is_scalable(values["topic"]):
+        return f"{rest_path(values['topic'])}/subscriptions/{Asking.quoted(values['subscription'])}"
     return f"/admin/v2/{topic_path(values['topic'])}/subscription/{subscription_path(values['subscription'])}"
 
 
 def _command(verb: str, values: Values, *more: str) -> str:
-    return f"geminga admin topics {verb} {words(values['topic'], '-s', values['subscription'], *more)}"
+    group = "scalable-topics" if is_scalable(values["topic"]) else "topics"
+    return f"geminga admin {group} {verb} {words(values['topic'], '-s', values['subscription'], *more)}"
 
 
 def _number(values: Values, field: str, action: str) -> int:
@@ -69,7 +73,8 @@ async def skip_messages(ask: Asking, values: Values) -> Plan:
 @actions.named("clear-backlog", _SUBJECT, is_dangerous=True)
 async def clearbacklog_of(ask: Asking, values: Values) -> Plan:
     messages = backlog_of(await _why(ask, values))
-    return Plan("POST", f"{_path(values)}/skip_all", counted("action.clear-backlog.effect", messages),
+    path = f"{_path(values)}/{'skip-all' if is_scalable(values['topic']) else 'skip_all'}"
+    return Plan("POST", path, counted("action.clear-backlog.effect", messages),
                 _command("clear-backlog", values), is_possible=messages > 0)
 
 
@@ -87,10 +92,14 @@ async def take_backlog_back(ask: Asking, values: Values) -> Plan:
 async def reset_to_time(ask: Asking, values: Values) -> Plan:
     at_ms = _moment(values["time"])
     why, after, is_bound = await _why(ask, values), 0, False
+    seconds = max(1, round(time.time() - at_ms / 1_000))
+    if is_scalable(values["topic"]):      # REST counts no messages of segments
+        return Plan("POST", f"{_path(values)}/seek?timestamp={at_ms}",
+                    counted("action.reset-to-time.scalable", backlog_of(why), time=units.instant(at_ms)),
+                    _command("seek", values, "-t", f"{seconds}s"))
     for part in why:
         messages, is_cut = await _passed_from(ask, part["topic"], "", at_ms)
         after, is_bound = after + messages, is_bound or is_cut
-    seconds = max(1, round(time.time() - at_ms / 1_000))
     return Plan("POST", f"{_path(values)}/resetcursor/{at_ms}", _reset_effect(why, after, is_bound),
                 _command("reset-cursor", values, "-t", f"{seconds}s"))
 
@@ -145,7 +154,8 @@ def _moment(text_: str) -> int:
 async def release_parked(ask: Asking, values: Values) -> Plan:
     parked = sum(cause["cause"] == "parked" for part in await _why(ask, values) for cause in part["causes"])
     return Plan("POST", f"/ops/v1/release/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}",
-                counted("action.release-parked.effect", parked), _command("release-parked", values))
+                counted("action.release-parked.effect", parked),
+                f"geminga admin topics release-parked {words(values['topic'], '-s', values['subscription'])}")
 
 
 @actions.named("unsubscribe", _SUBJECT, Field("force", "check", is_required=False), is_dangerous=True)

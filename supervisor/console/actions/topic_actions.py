@@ -2,6 +2,7 @@
 from typing import NamedTuple
 
 from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, command, topic_named, whole
+from geminga.supervisor.console.actions.scalable_actions import is_scalable, rest_path
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import counted, text, topic_path
 from geminga.supervisor.wording import human
@@ -60,6 +61,8 @@ def _unknown(held: _Held) -> list[str]:
 @actions.named("create-topic", "", Field("topic"), Field("partitions", "number", "0"))
 async def create(ask: Asking, values: Values) -> Plan:
     topic, partitions = topic_named(values["topic"]), whole(values["partitions"], 0)
+    if is_scalable(topic):
+        return await _create_scalable(ask, topic, max(1, partitions))
     path = f"/admin/v2/{topic_path(topic)}"
     if await ask.maybe(f"{path}/partitions") is not None:
         return Plan("PUT", path, text("action.create-topic.exists"), _command("create", topic), is_possible=False)
@@ -68,6 +71,15 @@ async def create(ask: Asking, values: Values) -> Plan:
         return Plan("PUT", f"{path}/partitions", counted("action.create-topic.partitioned", partitions),
                     _command("create-partitioned-topic", topic, "-p", str(partitions)), partitions, after)
     return Plan("PUT", path, text("action.create-topic.effect"), _command("create", topic), next=after)
+
+
+async def _create_scalable(ask: Asking, topic: str, segments: int) -> Plan:
+    path = f"{rest_path(topic)}?numInitialSegments={segments}"
+    told = command("admin", "scalable-topics", "create", topic, "-s", str(segments))
+    if await ask.maybe(rest_path(topic)) is not None:
+        return Plan("PUT", path, text("action.create-topic.exists"), told, is_possible=False)
+    return Plan("PUT", path, counted("action.create-topic.scalable", segments), told, {},
+                next=f"{_TOPICS}/{topic_path(topic)}")
 
 
 @actions.named("add-partitions", "topic", Field("partitions", "number"))

@@ -6,7 +6,7 @@ from typing import Any
 from geminga.proto.names import parse
 from geminga.supervisor.console import payloads
 from geminga.supervisor.console.asking import Asking, QuestionRefused
-from geminga.supervisor.console.page import PATH, Pages, Values
+from geminga.supervisor.console.page import ANY_PATH, Pages, Values
 from geminga.supervisor.console.rendering import topic_path
 from geminga.supervisor.wording import sentences
 from geminga.supervisor.wording.sentences import Cause, Standstill
@@ -17,19 +17,23 @@ _SEGMENTS = 240              # of the cursor's drawing
 WIDTH = 1200                 # of the drawing, in its own units
 
 
-@pages.at("/console/topics" + PATH + "/subscriptions/{subscription:[^/]+}", "subscription.html", every_s=2)
+@pages.at("/console/topics" + ANY_PATH + "/subscriptions/{subscription:[^/]+}", "subscription.html", every_s=2)
 async def subscription(ask: Asking) -> Values:
     name = ask.part("subscription")
     path = f"{ask.topic_path}/{ask.quoted(name)}"
     why, cursor = await asyncio.gather(ask.get(f"/ops/v1/why/{path}"), _cursor(ask, path))
     sentence = sentences.tell(why, payloads.words(ask.topic), name)
-    parts = payloads.partition_names(ask.topic, 0 if why[0]["topic"] == ask.topic else len(why))
+    is_scalable = parse(ask.topic).is_scalable
+    parts = [ask.topic] if is_scalable else payloads.partition_names(
+        ask.topic, 0 if why[0]["topic"] == ask.topic else len(why))
     part = ask.query.get("partition", "")
     chosen = parts[int(part)] if part.isdecimal() and len(part) < 6 and int(part) < len(parts) else parts[0]
     is_update = ask.request.path == "/console/live"      # which leaves the messages alone: somebody reads them
-    messages = None if is_update else await _messages(ask, chosen, name)
+    # REST reads no messages of segments.
+    messages = None if is_update or is_scalable else await _messages(ask, chosen, name)
     return {
-        "topic": ask.topic, "name": name, "why": why, "lead": sentence[0].partition("): ")[2] or sentence[0],
+        "topic": ask.topic, "is_scalable": is_scalable, "name": name, "why": why,
+        "lead": sentence[0].partition("): ")[2] or sentence[0],
         "lines": [line.strip() for line in sentence[1:]], "kind": next((part["type"] for part in why), "None"),
         "backlog": sentences.backlog_of(why),
         "parked": sum(cause["cause"] == "parked" for part in why for cause in part["causes"]),
@@ -37,9 +41,13 @@ async def subscription(ask: Asking) -> Values:
         "states": cursor["states"] if cursor else [], "counts": _counts(cursor), "parts": parts, "chosen": chosen,
         "has_maps_left": bool(cursor) and cursor["partition_count"] > len(cursor["partitions"]),
         "dead": await _dead(ask, name), "cleared": await _cleared(ask, name), "messages": messages, "width": WIDTH,
-        "number": ask.query.get("number", ""), "commands": [
-            f"geminga why {payloads.words(ask.topic, name)}",
-            f"geminga admin topics peek-messages {payloads.words(ask.topic)} -s {payloads.words(name)} -n {_ROWS}"]}
+        "number": ask.query.get("number", ""), "commands": _commands(ask.topic, name)}
+
+
+def _commands(topic: str, name: str) -> list[str]:
+    why = f"geminga why {payloads.words(topic, name)}"
+    peek = f"geminga admin topics peek-messages {payloads.words(topic)} -s {payloads.words(name)} -n {_ROWS}"
+    return [why] if parse(topic).is_scalable else [why, peek]
 
 
 async def _cursor(ask: Asking, path: str) -> Any:
@@ -85,7 +93,7 @@ def _draining(why: list[Standstill]) -> Iterator[Cause]:
 
 async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
     """Return the subscription's dead letter topic by the name that clients give it, None if there is none."""
-    topic = f"{ask.topic}-{name}-DLQ"
+    topic = f"{_regular(ask.topic)}-{name}-DLQ"
     try:
         table = await ask.maybe(f"/ops/v1/topics/{topic_path(topic)}")
     except QuestionRefused:
@@ -93,6 +101,12 @@ async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
     rows = table["rows"] if table is not None else []
     return {"topic": topic, "backlog": sum(row["backlog"] or 0 for row in rows),
             "storage_bytes": sum(row["storage_bytes"] or 0 for row in rows)} if rows else None
+
+
+def _regular(topic: str) -> str:
+    """Return a topic's name; that of a scalable one as an ordinary topic, which its dead letter topic is."""
+    name = parse(topic)
+    return str(name.regular) if name.is_scalable else topic
 
 
 async def _cleared(ask: Asking, name: str) -> list[dict[str, Any]]:

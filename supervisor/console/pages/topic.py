@@ -13,11 +13,11 @@ from geminga.supervisor.console.bars import bars_of
 from geminga.supervisor.console.page import PATH, Pages, Values
 from geminga.supervisor.console.pages.policy_rows import policies_of
 from geminga.supervisor.console.pages.schedules import rows_of
-from geminga.supervisor.console.rendering import topic_path
+from geminga.supervisor.console.rendering import counted, topic_path
 from geminga.supervisor.wording import human
 
 pages = Pages()
-_ROWS = 100                  # of each table
+ROWS = 100                   # of each table
 _SUMMED = 1_000              # partitions whose rows are added, as many as one answer of REST has
 _PARTITIONS = 200            # rows of partitions; the table of topics has all
 _PARTS = 64                  # partitions whose statistics are added; more would load too many for one page
@@ -34,19 +34,19 @@ async def topic(ask: Asking) -> Values:
     is_small = count <= _PARTS
     stats, partitions, delayed, schedules, schemas, policies, compaction, ledgers = await asyncio.gather(
         _stats(ask, count), _partitions(ask, count),
-        _slowly(ask, "delayed", lambda: _delayed(ask)) if is_kept and is_small else _nothing(),
-        _slowly(ask, "schedules", lambda: ask.maybe(f"/ops/v1/schedules/{topic_path(base)}")),
-        _slowly(ask, "schemas", lambda: schemas_of(ask, base)),
-        _slowly(ask, "policies", lambda: policies_of(ask, base)),
+        slowly(ask, "delayed", lambda: _delayed(ask)) if is_kept and is_small else _nothing(),
+        slowly(ask, "schedules", lambda: ask.maybe(f"/ops/v1/schedules/{topic_path(base)}")),
+        slowly(ask, "schemas", lambda: schemas_of(ask, base)),
+        slowly(ask, "policies", lambda: policies_of(ask, base)),
         ask.maybe(f"/admin/v2/{path}/compaction") if is_kept and not count else _nothing(),
         _ledgers(ask, count) if is_kept and is_small else _nothing())
     return {"topic": ask.topic, "base": base, "count": count, "is_kept": is_kept, "is_partition": base != ask.topic,
             "properties": metadata.get("properties") or await _properties(ask, base, count),
             "stats": stats, "sample": _sample(stats, partitions), "partitions": partitions,
-            "producers": _producers(stats), "consumers": _consumers(stats),
+            "producers": _producers(stats, count), "consumers": _consumers(stats, count),
             "definition": pretty(schemas[-1]["data"]) if schemas else "",
             "delayed": delayed, "schedules": None if schedules is None else rows_of(schedules), "schemas": schemas,
-            "policies": policies, "compaction": compaction, "ledgers": ledgers, "rows_max": _ROWS,
+            "policies": policies, "compaction": compaction, "ledgers": ledgers, "rows_max": ROWS,
             "partitions_max": _PARTITIONS, "parts_max": _PARTS, "summed_max": _SUMMED,
             "commands": _commands(ask.topic, count)}
 
@@ -55,7 +55,7 @@ async def _nothing() -> None:
     return None
 
 
-async def _slowly(ask: Asking, name: str, load: Callable[[], Awaitable[Any]]) -> Any:
+async def slowly(ask: Asking, name: str, load: Callable[[], Awaitable[Any]]) -> Any:
     """Return a value that changes rarely: an open page asks for it again after some updates."""
     now = time.monotonic()
     at, value = ask.memory.get(name, (None, None))
@@ -112,29 +112,35 @@ def _parts(stats: Row | None) -> list[Row]:
     return [] if stats is None else list(stats["partitions"].values()) if "partitions" in stats else [stats]
 
 
-def _producers(stats: Row | None) -> list[Row]:
+def _producers(stats: Row | None, count: int) -> list[Row]:
     """Return rows of the producers, each once with the sums over all partitions."""
     rows = (publisher for part in _parts(stats) for publisher in part["publishers"])
-    return _joined(rows, ("producerName", "address"), ("msgRateIn",))
+    return _joined(rows, ("producerName", "address"), ("msgRateIn",), count)
 
 
-def _consumers(stats: Row | None) -> list[Row]:
+def _consumers(stats: Row | None, count: int) -> list[Row]:
     """Return rows of the consumers of all subscriptions, each once with the sums over all partitions."""
-    rows = ({**consumer, "subscription": name, "active": one.get("activeConsumerName") == consumer["consumerName"]}
+    rows = ({**consumer, "subscription": name, "has_page": True,
+             "active": one.get("activeConsumerName") == consumer["consumerName"]}
             for part in _parts(stats) for name, one in part["subscriptions"].items() for consumer in one["consumers"])
     return _joined(rows, ("subscription", "consumerName", "address"),
-                   ("availablePermits", "unackedMessages", "msgRateOut"))
+                   ("availablePermits", "unackedMessages", "msgRateOut"), count)
 
 
-def _joined(rows: Iterable[Row], keys: tuple[str, ...], sums: tuple[str, ...]) -> list[Row]:
-    """Return rows with some keys alike as one, which has the number of them and sums of its numbers."""
+def _joined(rows: Iterable[Row], keys: tuple[str, ...], sums: tuple[str, ...], count: int) -> list[Row]:
+    """Return rows with some keys alike as one, with sums of its numbers, and the number of partitions as `place`.
+
+    count: partitions of the topic, 0 if it is not partitioned.
+    """
     joined: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         before = joined.setdefault(tuple(row[key] for key in keys), {**row, "partitions": 0} | dict.fromkeys(sums, 0))
         before["partitions"] += 1
         for name in sums:
             before[name] += row[name]
-    return list(itertools.islice(joined.values(), _ROWS))
+    for row in joined.values():
+        row["place"] = counted("topic.at_partitions", row["partitions"]) if count else ""
+    return list(itertools.islice(joined.values(), ROWS))
 
 
 # -- what is stored
@@ -147,7 +153,7 @@ async def _ledgers(ask: Asking, count: int) -> Values | None:
     parts = answer["partitions"] if count else {ask.topic: answer}
     rows = [row for name, part in parts.items() for row in _of_part(name, part)]
     views = [part["compactedLedger"] for part in parts.values() if part["compactedLedger"]["ledgerId"] >= 0]
-    return {"rows": sorted(rows, key=lambda row: -row["ledger"])[:_ROWS], "total": len(rows),
+    return {"rows": sorted(rows, key=lambda row: -row["ledger"])[:ROWS], "total": len(rows),
             "entries": sum(row["entries"] for row in rows), "bytes": sum(row["bytes"] for row in rows),
             "is_terminated": any(part["state"] == "Terminated" for part in parts.values()),
             "view": {key: sum(view[key] for view in views) for key in ("entries", "size")} if views else None}

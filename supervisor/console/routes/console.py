@@ -28,6 +28,7 @@ from geminga.supervisor.console.pages import (
     nights,
     overview,
     rest,
+    scalable_topic,
     schedules,
     schemas,
     subscription,
@@ -37,9 +38,9 @@ from geminga.supervisor.console.pages import (
 )
 from geminga.supervisor.console.routes import dialogs, issuer_sign_in, live, sign_in, tail
 
-PARTS = (overview, tables, topic, schemas, delayed, schedules, subscription, messages, clients, tenants, access, logs,
-         nights, configuration, documents, rest)
-_PAGES = web.AppKey("pages", dict[str, Page])      # by the path of their route
+PARTS = (overview, tables, topic, scalable_topic, schemas, delayed, schedules, subscription, messages, clients, tenants,
+         access, logs, nights, configuration, documents, rest)
+_PAGES = web.AppKey("pages", dict[web.AbstractResource, Page])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -61,7 +62,7 @@ def install(app: web.Application) -> None:
         for page in part.pages:
             resource = app.router.add_get(page.path, show).resource
             assert resource is not None      # the router has just made it
-            app[_PAGES][resource.canonical] = page
+            app[_PAGES][resource] = page
         if (routes := getattr(part, "routes", None)) is not None:
             app.add_routes(routes)
     app.router.add_get("/console/live", updates)
@@ -149,7 +150,7 @@ async def show(request: web.Request) -> web.Response:
     """Answer with a page."""
     resource = request.match_info.route.resource
     assert resource is not None      # only routes of pages come here
-    page = request.app[_PAGES][resource.canonical]
+    page = request.app[_PAGES][resource]
     asking = Asking(request, request.match_info, request.query)
     values = await page.load(asking)
     common = await _common(request) | {"calls": asking.calls[:_CALLS_MAX], "commands": [], "is_live": page.every_s > 0}
@@ -164,7 +165,7 @@ async def updates(request: web.Request) -> web.StreamResponse:
     inner = request.clone(rel_url=URL(address, encoded=True))
     match = await request.app.router.resolve(inner)
     resource = match.route.resource
-    page = request.app[_PAGES].get(resource.canonical) if resource is not None else None
+    page = request.app[_PAGES].get(resource) if resource is not None else None
     if page is None or not page.every_s:
         raise web.HTTPNotFound(text="No page under this address changes by itself")
     common = await _common(request)

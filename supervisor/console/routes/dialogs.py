@@ -14,6 +14,7 @@ from geminga.supervisor.console.actions import (
     delayed_actions,
     message_actions,
     policy_actions,
+    scalable_actions,
     schedule_actions,
     schema_actions,
     subscription_actions,
@@ -23,8 +24,8 @@ from geminga.supervisor.console.actions import (
 from geminga.supervisor.console.actions.action import Action, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking, QuestionRefused
 
-PARTS = (topic_actions, subscription_actions, message_actions, policy_actions, schema_actions, delayed_actions,
-         schedule_actions, client_actions, tenant_actions, access_actions, broker_actions)
+PARTS = (topic_actions, scalable_actions, subscription_actions, message_actions, policy_actions, schema_actions,
+         delayed_actions, schedule_actions, client_actions, tenant_actions, access_actions, broker_actions)
 ACTIONS: dict[str, Action] = {action.name: action for part in PARTS for action in part.actions}
 routes = web.RouteTableDef()
 
