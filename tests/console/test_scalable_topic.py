@@ -7,7 +7,7 @@ import pytest
 
 from ..harness import eventually, unique_topic
 from ..workers.peer import Peer
-from ..workers.test_scalable_topics import layout_of, publish, segments_of
+from ..workers.test_scalable_topics import assigned_to, layout_of, publish, register, segments_of
 from .browser import needs_browser
 from .test_sessions import ask, several, sign_in, token  # noqa: F401 - a fixture
 from .test_topic import confirm, open_topic, rest
@@ -155,6 +155,22 @@ def test_a_group_of_consumers_without_a_subscription_has_no_page(own, topic):
         peer.subscribe(segments_of(topic, layout_of(peer, topic).dag)[0], "some", consumer_id=1)
         page = ask(own, "GET", f"/console/topics/{topic.replace('://', '/')}").text
         assert "not in: 1" in page and "subscriptions/billing" in page and "subscriptions/some" not in page
+
+
+def test_a_consumer_that_has_left_keeps_its_segments_but_no_subscription(own, topic):
+    rest(own, "PUT", f"{scalable(topic)}/subscriptions/sub")
+    subject = {"topic": topic, "subscription": "sub"}
+    with Peer(own.service_url) as peer:
+        register(peer, topic, "worker-1")
+        assigned_to(peer)
+        assert "One producer or consumer is disconnected." in dialog(own, "delete-scalable-topic", topic=topic)
+        busy = dialog(own, "unsubscribe-scalable", **subject)
+        assert "It has a consumer." in busy and "data-method" not in busy
+    eventually(lambda: "its connection has ended" in ask(
+        own, "GET", f"/console/topics/{topic.replace('://', '/')}").text)
+    assert "data-method" in dialog(own, "unsubscribe-scalable", **subject)
+    assert "disconnected" not in dialog(own, "delete-scalable-topic", topic=topic)
+    rest(own, "DELETE", f"{scalable(topic)}/subscriptions/sub")
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ async def delete(ask: Asking, values: Values) -> Plan:
     topic, path = values["topic"], rest_path(values["topic"])
     stats = await ask.get(f"{path}/stats")
     subscriptions = stats["subscriptions"].values()
-    clients = len(stats["producers"]) + sum(len(one["consumers"]) for one in subscriptions)
+    clients = len(stats["producers"]) + sum(map(_connected, subscriptions))
     sentences = [counted("action.delete-scalable-topic.effect", len(stats["layout"]["segments"])),
                  text("action.lost", size=human.size(stats["storageSize"])),
                  counted("action.skipped", max((one["msgBacklog"] for one in subscriptions), default=0))]
@@ -77,10 +77,15 @@ async def delete(ask: Asking, values: Values) -> Plan:
     return Plan("DELETE", path, " ".join(sentences), _command("delete", topic), next=_TOPICS)
 
 
+def _connected(subscription: dict[str, Any]) -> int:
+    """Return the number of consumers, without those that have only registered, and whose connection has ended."""
+    return sum(one["connected"] for one in subscription["consumers"])
+
+
 async def _unsubscribe(ask: Asking, values: Values) -> Plan:
     topic, name = values["topic"], values["subscription"]
     one = (await ask.get(f"{rest_path(topic)}/stats"))["subscriptions"].get(name)
-    consumers, backlog = (len(one["consumers"]), one["msgBacklog"]) if one is not None else (0, 0)
+    consumers, backlog = (_connected(one), one["msgBacklog"]) if one is not None else (0, 0)
     effect = counted("action.unsubscribe.busy", consumers) if consumers \
         else counted("action.unsubscribe.effect", backlog) if one is not None \
         else text("action.segment.no_subscription")
