@@ -225,6 +225,29 @@ def test_statistics_are_of_the_topic_as_a_whole(rest):
         404, {"reason": f"Segment 2 not found in scalable topic {rest.name}"})
 
 
+def test_statistics_of_a_segment_have_no_time_of_what_never_happened(rest):
+    """Pulsar's clients of administration would show 1970."""
+    rest.set("PUT", "?numInitialSegments=1")
+    rest.set("PUT", "/subscriptions/sub")
+
+    def times() -> tuple[set[str], list[set[str]]]:
+        found = rest.get("/segments/0/stats")["subscriptions"]["sub"]
+        fields = {"lastConsumedTime", "lastAckedTime"}
+        return fields & set(found), [fields & set(one) for one in found["consumers"]]
+
+    assert times() == (set(), [])
+    with Peer(rest.broker.service_url) as peer:
+        segment, = segments_of(rest.name, layout_of(peer, rest.name).dag)
+        publish(peer, segment, b"x", producer_id=0)
+        peer.subscribe(segment, consumer_id=0)
+        peer.say(command(T.FLOW, consumer_id=0, messagePermits=1))
+        message = peer.hear().message
+        assert times() == ({"lastConsumedTime"}, [{"lastConsumedTime"}])
+        peer.say(command(T.ACK, consumer_id=0, ack_type=api.CommandAck.Individual, message_id=[message.message_id]))
+        both = {"lastConsumedTime", "lastAckedTime"}
+        eventually(lambda: times() == (both, [both]))
+
+
 @pytest.mark.parametrize("how", ["folder", "state"])
 def test_what_a_topic_has_is_shown_though_a_segment_cannot_be_opened(fresh_broker, how):
     """The segment is named, with the reason, and the others' numbers are there."""

@@ -246,12 +246,17 @@ def _subscription_of_segment(one: SubscriptionFigures) -> Json:
             "backlogSize": one.backlog_bytes, "unackedMessages": one.unacknowledged,
             "drainingBuckets": _draining(one),
             "oldestBacklogMessageAgeSeconds": -1, "blockedSubscriptionOnUnackedMsgs": one.is_blocked,
-            "consumers": [_consumer_of_segment(consumer) for consumer in one.consumers]}
+            **_last_times(one), "consumers": [_consumer_of_segment(consumer) for consumer in one.consumers]}
 
 
 def _consumer_of_segment(one: ConsumerFigures) -> Json:
     return {"consumerName": one.name, "msgRateOut": one.message_rate, "byteRateOut": one.byte_rate,
             "msgRateRedeliver": one.redeliver_rate, "messageAckRate": one.acknowledge_rate,
             "availablePermits": one.permits, "unackedMessages": one.unacknowledged,
-            "blockedConsumerOnUnackedMsgs": one.is_blocked, **_client([one]),
-            "lastConsumedTime": instant(one.consumed_ms), "lastAckedTime": instant(one.acked_ms)}
+            "blockedConsumerOnUnackedMsgs": one.is_blocked, **_client([one]), **_last_times(one)}
+
+
+def _last_times(one: SubscriptionFigures | ConsumerFigures) -> Json:
+    """Return when it last was delivered and acknowledged a message; neither field has a value for never."""
+    times = {"lastConsumedTime": one.consumed_ms, "lastAckedTime": one.acked_ms}
+    return {field: instant(time_ms) for field, time_ms in times.items() if time_ms}
