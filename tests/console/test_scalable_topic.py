@@ -108,6 +108,18 @@ def test_subscriptions_and_clients_of_all_segments_are_shown_and_a_backlog_clear
 
 
 @needs_browser
+def test_messages_of_all_segments_are_searched(browser, own, topic):
+    open_topic(browser, own, topic)
+    browser.run("document.querySelector('main a.button').click()")
+    eventually(lambda: "/console/messages?place=" in browser.url)
+    browser.one("form[data-search]")
+    assert not browser.all("form[data-tail], main [data-action=publish]")
+    browser.run("document.querySelector('form[data-search] button.primary').click()")
+    browser.see("Everything was searched: 2 found.")
+    assert len(browser.all("article")) == 2
+
+
+@needs_browser
 def test_a_scalable_topic_with_an_odd_name_is_created_and_keeps_its_page_up_to_date(browser, own):
     name = f"topic://public/default/{HOSTILE}"
     browser.open(f"{own.http_url}/console/topics")

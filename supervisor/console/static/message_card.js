@@ -70,6 +70,7 @@ function payload(row) {
 
 function whole(row) {
   const [domain, rest] = row.topic.split("://");
+  if (domain === "segment") return element("p", "hint", said("cut"));      // REST answers with no payloads of segments
   const [tenant, namespace, ...topic] = rest.split("/");
   const link = element("a", "", said("whole"));
   link.href = "/ops/v1/payload/" + [domain, tenant, namespace, topic.join("/"), row.id].map(encodeURIComponent).join("/");
