@@ -77,6 +77,7 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "systemTopicEnabled": (
         _is_off, "policies of topics stay available: they are in the catalogue, not in system topics"),
     "topicLevelPoliciesEnabled": (_is_off, "policies of topics stay available"),
+    "scalableTopicsEnabled": (_is_off, "scalable topics stay available"),
     "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by this key"),
     "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
     "functionsWorkerEnabled": (_is_on, "functions are not run"),
