@@ -15,6 +15,7 @@ machine, and can still be kept on a busy one.
 """
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -48,6 +49,7 @@ POLL_SECONDS, POLL_MAX_SECONDS = 0.01, 0.1      # between the first two question
 HANG_SECONDS = 180         # what takes a few seconds hangs when it takes longer, however busy the machine is
 HANG_MS = HANG_SECONDS * 1_000
 PORTS = range(20_000, 32_000)      # below those that Linux gives to outgoing connections
+PORTS_EACH = 1_000                 # of a process of tests
 _given_ports: set[int] = set()
 # Between two messages of a load that goes on until it is stopped.  At full speed it takes the processor from what the
 # test waits for, and from all tests beside it.
@@ -128,12 +130,32 @@ def request(method: str, url: str, body: bytes | None = None, **fields: str) -> 
         raise ConnectionResetError(f"the answer was cut: {cut!r}") from cut
 
 
+@functools.cache
+def _own_ports() -> tuple[range, socket.socket | None]:
+    """Return ports that no other process of tests gives, and what holds them as long as this process runs.
+
+    Between the choice of a port and the start of its broker another process chose the same one.
+    """
+    for first in PORTS[::PORTS_EACH]:
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            held.bind(f"\0geminga-tests-ports-{first}")
+        except OSError:
+            held.close()
+        else:
+            return range(first, first + PORTS_EACH), held
+    return PORTS, None
+
+
 def free_port() -> int:
     """Return a port that nothing uses now, no outgoing connection later while its broker is stopped, and that no
-    other call of this process returned.
+    other call of this process returned, as long as there are such ports.
     """
+    ports, _ = _own_ports()
+    if len(_given_ports) == len(ports):
+        _given_ports.clear()
     while True:
-        port = random.SystemRandom().choice(PORTS)
+        port = random.SystemRandom().choice(ports)
         if port in _given_ports:
             continue
         with contextlib.suppress(OSError), socket.socket() as one:

@@ -253,8 +253,8 @@ def _(at):
 @effect("POST", _SCALABLE + "/rebucket/{segment}")
 def _(at):
     path = scalable_of(at)
-    at.go(query="bucketCount=2", segment=1)
-    assert at.get(path)["segments"]["2"]["entryBucketSplits"] == [0x8000]
+    at.go(query="bucketCount=4", segment=1)
+    assert at.get(path)["segments"]["2"]["entryBucketSplits"] == [0x4000, 0x8000, 0xc000]
 
 
 @effect("POST", _SCALABLE + "/autoScalePolicy")

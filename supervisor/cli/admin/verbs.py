@@ -199,7 +199,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("rebucket-segment", "POST", "scalable/{scalable_topic}/rebucket/{segment_id}",
              "Seal a segment, and make one of the same hashes with other entry buckets.",
              (need("--segment-id -s", "", "its number"), need("--buckets -b", "?bucketCount", "how many", INT)),
-             "-s 3 -b 4"),
+             "-s 3 -b 8"),
         Verb("create-subscription", "PUT", "scalable/{scalable_topic}/subscriptions/{subscription}",
              "Create a subscription at the first messages of all segments.", (_SUBSCRIPTION,), "-s billing"),
         Verb("delete-subscription", "DELETE", "scalable/{scalable_topic}/subscriptions/{subscription}",
