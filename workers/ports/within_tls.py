@@ -7,16 +7,11 @@ from geminga.workers.ports import protocols, proxy_header
 from geminga.workers.ports.proxy_header import ClientAddress
 
 
-class FirstBytes(asyncio.Protocol):
-    """Looks at the first bytes, then hands the connection to the protocol object of HTTP, unless Pulsar's came."""
+class _Look(asyncio.Protocol):
+    """Collects the first bytes of a connection that can be told by them, for a while."""
 
-    def __init__(self, http: asyncio.Protocol, ports: Mapping[str, int], host: str | None):
-        """Wait for a connection.  ports: scheme -> port.  host: the client's, None for the connection's own."""
-        self._http, self._ports, self._host = http, ports, host
+    def __init__(self) -> None:
         self._first = b""
-
-    def __repr__(self) -> str:
-        return f"<FirstBytes {self._first!r} for {self._http!r}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -24,8 +19,29 @@ class FirstBytes(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._first += data
-        if len(self._first) < protocols.LEAST_BYTES:
-            return
+        if len(self._first) >= protocols.LEAST_BYTES:
+            self._look()
+
+    def _look(self) -> None:
+        """Look at the first bytes; again when there are more, unless the connection is handed over or closed."""
+        raise NotImplementedError
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+
+
+class FirstBytes(_Look):
+    """Looks at the first bytes, then hands the connection to the protocol object of HTTP, unless Pulsar's came."""
+
+    def __init__(self, http: asyncio.Protocol, ports: Mapping[str, int], host: str | None):
+        """Wait for a connection.  ports: scheme -> port.  host: the client's, None for the connection's own."""
+        super().__init__()
+        self._http, self._ports, self._host = http, ports, host
+
+    def __repr__(self) -> str:
+        return f"<FirstBytes {self._first!r} for {self._http!r}>"
+
+    def _look(self) -> None:
         self._timer.cancel()
         if protocols.spoken(self._first) == protocols.PULSAR:
             host = self._host or str(self._transport.get_extra_info("peername")[0])
@@ -35,11 +51,8 @@ class FirstBytes(asyncio.Protocol):
         self._http.connection_made(self._transport)
         self._http.data_received(self._first)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
 
-
-class BehindHeader(asyncio.Protocol):
+class BehindHeader(_Look):
     """Takes off a PROXY header, then hands the connection to the protocol object of Pulsar's clients.
 
     Load balancers send the header before the TLS handshake, where the gate takes it off; Pulsar's own proxy sends it
@@ -51,20 +64,13 @@ class BehindHeader(asyncio.Protocol):
 
         make: returns the protocol object, a buffered one.  client: from a header before TLS, None for none.
         """
+        super().__init__()
         self._make, self._client = make, client
-        self._first = b""
 
     def __repr__(self) -> str:
         return f"<BehindHeader {self._first!r} of {self._client}>"
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(protocols.SILENT_SECONDS, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        self._first += data
-        if len(self._first) < protocols.LEAST_BYTES:
-            return
+    def _look(self) -> None:
         try:
             header = proxy_header.parse(self._first)
         except proxy_header.Malformed as error:
@@ -86,6 +92,3 @@ class BehindHeader(asyncio.Protocol):
             room[:count] = left[:count]
             stream.buffer_updated(count)
             left = left[count:]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
