@@ -9,7 +9,7 @@ from ..harness import eventually, unique_topic
 from ..workers.peer import Peer
 from ..workers.test_scalable_topics import assigned_to, layout_of, publish, register, segments_of
 from .browser import needs_browser
-from .test_sessions import ask, several, sign_in, token  # noqa: F401 - a fixture
+from .test_sessions import ask, several, sign_in, token, two_namespaces  # noqa: F401 - a fixture
 from .test_topic import confirm, open_topic, rest
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def test_what_is_gone_cannot_be_changed(own, topic):
 
 
 def test_a_group_of_consumers_without_a_subscription_has_no_page(own, topic):
-    """So does a subscription of some segments, as a reader has one."""
+    """Nor has a subscription of some segments, such as a reader makes."""
     with Peer(own.service_url) as peer:
         peer.subscribe(segments_of(topic, layout_of(peer, topic).dag)[0], "some", consumer_id=1)
         page = ask(own, "GET", f"/console/topics/{topic.replace('://', '/')}").text
@@ -188,15 +188,8 @@ def test_a_consumer_that_has_left_keeps_its_segments_but_no_subscription(own, to
 @pytest.fixture(scope="module")
 def guarded(several):  # noqa: F811
     """A broker with a scalable topic in each of two namespaces, and a role that may use one of these."""
-    def make(method, path, body=None):
-        answer = ask(several, method, path, body, Authorization=f"Bearer {token('admin')}")
-        assert answer.status in (200, 204), answer.text
-    make("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": ["standalone"]})
-    for namespace in ("eu", "us"):
-        make("PUT", f"/admin/v2/namespaces/acme/{namespace}")
-        make("PUT", f"/admin/v2/scalable/acme/{namespace}/orders?numInitialSegments=2")
-        make("PUT", f"/admin/v2/scalable/acme/{namespace}/orders/subscriptions/billing")
-    make("POST", "/admin/v2/namespaces/acme/eu/permissions/reader", ["produce", "consume"])
+    orders = "/admin/v2/scalable/acme/{namespace}/orders"
+    two_namespaces(several, f"{orders}?numInitialSegments=2", f"{orders}/subscriptions/billing")
     return several
 
 

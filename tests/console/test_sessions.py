@@ -44,6 +44,20 @@ def ask(broker: Broker, method: str, path: str, body=None, **headers) -> Answer:
         link.close()
 
 
+def two_namespaces(broker, *paths):
+    """Make acme/eu and acme/us, PUT the paths in each, and let the role reader produce and consume in acme/eu."""
+    def make(method, path, body=None):
+        answer = ask(broker, method, path, body, Authorization=f"Bearer {token('admin')}")
+        assert answer.status in (200, 204), answer.text
+    make("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": ["standalone"]})
+    for namespace in ("eu", "us"):
+        make("PUT", f"/admin/v2/namespaces/acme/{namespace}")
+        for path in paths:
+            make("PUT", path.format(namespace=namespace))
+    make("POST", "/admin/v2/namespaces/acme/eu/permissions/reader", ["produce", "consume"])
+    return make
+
+
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
     """A broker at which people sign in by token or password, with a super user and others."""

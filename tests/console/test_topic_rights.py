@@ -4,7 +4,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from .test_sessions import ask, several, sign_in, token  # noqa: F401 - a fixture
+from .test_sessions import ask, several, sign_in, token, two_namespaces  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 TOPIC = "persistent/acme/eu/orders"
@@ -13,14 +13,7 @@ TOPIC = "persistent/acme/eu/orders"
 @pytest.fixture(scope="module")
 def reader(several):  # noqa: F811
     """The cookie of a role that may produce and consume in one namespace of two."""
-    def make(method, path, body=None):
-        answer = ask(several, method, path, body, Authorization=f"Bearer {token('admin')}")
-        assert answer.status in (200, 204), answer.text
-    make("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": ["standalone"]})
-    for namespace in ("eu", "us"):
-        make("PUT", f"/admin/v2/namespaces/acme/{namespace}")
-        make("PUT", f"/admin/v2/persistent/acme/{namespace}/orders")
-    make("POST", "/admin/v2/namespaces/acme/eu/permissions/reader", ["produce", "consume"])
+    make = two_namespaces(several, "/admin/v2/persistent/acme/{namespace}/orders")
     make("PUT", f"/admin/v2/{TOPIC}/subscription/billing")
     return sign_in(several, token=token("reader"))
 
