@@ -21,6 +21,7 @@ from geminga.storage.commands import producers, subscriptions
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.missing_ids import MissingIds
 from geminga.storage.cursors.producer_sequences import NONE, Progress, identity_of_schedule, united
+from geminga.storage.disk import locks
 from geminga.storage.enforcement import retention
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.open_topics.clients import Clients
@@ -73,6 +74,7 @@ def seal(decisions: Decisions, clients: Clients, topics: TopicTable, consumers: 
                if subscription.is_durable and subscription.name not in question.inherited}
     if missing:
         return questions.Sealed(missing=missing, sequences=[])
+    _refuse_in_backup(topics)
     sequences = _sequences_of(partition, catalogue)
     with catalogue.topics.transaction():
         catalogue.schedules.seal(name, lambda number: partition.sequences.of(identity_of_schedule(number)).last)
@@ -88,6 +90,15 @@ def seal(decisions: Decisions, clients: Clients, topics: TopicTable, consumers: 
     if question.is_last:
         _tell(decisions, clients, consumers)
     return questions.Sealed(missing={}, sequences=sequences)
+
+
+def _refuse_in_backup(topics: TopicTable) -> None:
+    """Raise Refusal while the cuts of a backup may be older than its copy of the catalogue; the change is tried again.
+
+    The new segments may lack what they get in the course of the change.
+    """
+    if locks.is_held(format.linked_folder(topics.data_dir).with_name(locks.LAYOUTS)):
+        raise Refusal(api.ServiceNotReady, "A backup is being made; try again")
 
 
 def _sequences_of(partition: Partition, catalogue: Catalogue) -> list[questions.Sequence]:
@@ -111,6 +122,7 @@ def take_sequences(decisions: Decisions, topics: TopicTable, inheritance: Inheri
     """Give a segment the sequence ids of those before it, but no producer that has some here: it may count anew."""
     partition, catalogue = stored(topics, question.topic), topics.catalogue
     _change_of(catalogue, question.topic)
+    _refuse_in_backup(topics)
     found: dict[bytes, list[Progress]] = {}
     contents: dict[bytes, bytes] = {}
     for one in itertools.chain.from_iterable(question.parents if partition.deduplicates else ()):

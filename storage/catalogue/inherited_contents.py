@@ -30,6 +30,16 @@ class InheritedContents:
         self._database.write("INSERT OR REPLACE INTO inherited VALUES (?, ?, ?, ?, ?, ?)",
                              (partition_id, producer, *row))
 
+    def correct(self, partition_id: int, next_message: int) -> None:
+        """Drop notes that producers count anew from messages which the partition does not have.
+
+        next_message: messages ever published to it.  Raises StorageFull, NotDurable.
+        """
+        behind = partition_id, next_message
+        if self._database.value("SELECT 1 FROM inherited WHERE partition_id = ? AND anew_from >= ? LIMIT 1", behind):
+            self._database.write(
+                "UPDATE inherited SET anew_from = NULL WHERE partition_id = ? AND anew_from >= ?", behind)
+
     def forget(self, partition_id: int, producer: bytes, anew_from: int) -> None:
         """Note that a producer counts anew from that message of the partition on.  Raises StorageFull, NotDurable."""
         self._database.write("UPDATE inherited SET anew_from = ? WHERE partition_id = ? AND producer = ?",

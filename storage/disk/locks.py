@@ -4,6 +4,8 @@
                                             others from starting to serve
     <data>/nightly/lock                     held by the night in progress
     <data>/partitions/<id>/compacted/lock   held by the process that makes a view of the partition
+    <data>/backup/layouts                   held by a backup from its cuts to its copy of the catalogue: owners bring no
+                                            layout of segments into force meanwhile
 """
 import contextlib
 import fcntl
@@ -11,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-LOCK = "lock"
+LOCK, LAYOUTS = "lock", "layouts"
 
 
 @contextlib.contextmanager
@@ -19,6 +21,23 @@ def lock(path: Path) -> Iterator[bool]:
     """Try to take an exclusive lock for the duration of the context.  Yields whether it was taken.  Raises OSError."""
     with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
         yield _is_taken(fd, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def wait_for(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock for the duration of the context, which others hold for a moment only.  Raises OSError."""
+    with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock on a file; one that cannot be read counts as free."""
+    try:
+        with _opened(path, os.O_RDONLY) as fd:
+            return not _is_taken(fd, fcntl.LOCK_SH)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@
     <parent>/<time>.new                  a backup in progress, or one that was not completed
     <parent>/lock                        held by the process that makes a backup in this folder
     <data>/backup/lock                   held by the process that makes a backup of this data folder
+    <data>/backup/layouts                held meanwhile by it in step 2, until the catalogue is copied (locks.py)
     <data>/backup/linked/<id>/...        hard links to all files that may belong to the backup, until they are moved
                                          or copied
 
@@ -249,13 +250,15 @@ class _Making:
             if folder.name.isdigit():
                 self._rows[int(folder.name)] = self._link(folder, int(folder.name))
         # The catalogue is copied behind the cuts: a partition or subscription that an owner's cut has is in it.  The
-        # other way round a restored broker would find states of subscriptions that no name leads to.
-        states = self._take(cut())
+        # other way round a restored broker would find states of subscriptions that no name leads to.  A layout that
+        # came into force in between would have segments that lack the subscriptions of those before them.
+        with locks.wait_for(self._linked.with_name(locks.LAYOUTS)):
+            states = self._take(cut())
+            created_ms = time.time_ns() // 1_000_000
+            stored = self._copy_catalogue(newest)
         with contextlib.suppress(OSError):           # it fails across file systems and mounts
             self._linked.rename(self._made / PARTITIONS)
             self._linked, self._stays = self._made / PARTITIONS, True
-        created_ms = time.time_ns() // 1_000_000
-        stored = self._copy_catalogue(newest)
         for partition_id, data in states.items():
             if partition_id in stored:
                 path = self._linked / str(partition_id) / STATE

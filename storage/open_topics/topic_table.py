@@ -106,6 +106,11 @@ class TopicTable(Watcher):
             if all(backlog.row is not row for backlog in partition.cleared):      # a killed owner never made its cursor
                 with contextlib.suppress(StorageFull):      # its time will be over too
                     catalogue.kept_topics.forget_cursor(row)
+        if name.is_segment:
+            # The catalogue is committed before the journal, and copied behind the cuts of a backup: it may know that a
+            # producer counts anew whose sequence ids are still those of the segments before.
+            with contextlib.suppress(StorageFull):
+                catalogue.inherited_contents.correct(partition_id, partition.next_message)
         partition.sequences.begin(self._decisions.now_ms)
         partition.is_terminated = catalogue.partitions.is_terminated(partition_id)
         properties = catalogue.properties.of_subscriptions(partition_id)

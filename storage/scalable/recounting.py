@@ -139,12 +139,9 @@ def _inherited(catalogue: Catalogue, partition: Partition, producer: Producer) -
 
 
 def _rows(catalogue: Catalogue, partition: Partition) -> dict[bytes, InheritedRow]:
-    """Return what a segment has inherited, by producer, but for those that have counted anew.
-
-    The catalogue is committed before the journal, so a kill may come in between: then nothing was stored behind.
-    """
+    """Return what a segment has inherited, by producer, but for those that have counted anew."""
     return {producer: row for producer, row in catalogue.inherited_contents.of(partition.partition_id).items()
-            if row.anew_from is None or row.anew_from == partition.next_message}
+            if row.anew_from is None}
 
 
 def _forget(decisions: Decisions, catalogue: Catalogue, partition: Partition, producer: Producer) -> None:

@@ -222,8 +222,12 @@ def test_own_numbers_hold_behind_a_kill(rig, tmp_path):
     assert all(counts(again, producer, *range(3, COUNT)))
 
 
-def test_messages_are_counted_anew_behind_a_kill_between_the_catalogue_and_the_journal(rig, tmp_path):
-    """The catalogue says that the producer counts anew, and the journal lacks its first message."""
+@pytest.mark.parametrize("others", [False, True])
+def test_messages_are_counted_anew_behind_a_kill_between_the_catalogue_and_the_journal(rig, tmp_path, others):
+    """The catalogue says that the producer counts anew, and the journal lacks its first message.
+
+    others: whether another producer publishes a message before.
+    """
     assert all(stores(rig, attached(rig, 0), *range(COUNT)))
     split(rig)
     partition = rig.partition(segments(rig)[2])
@@ -231,6 +235,8 @@ def test_messages_are_counted_anew_behind_a_kill_between_the_catalogue_and_the_j
         partition.partition_id, identity("p-seg-"), partition.next_message)
     rig.owner.catalogue.commit()
     again = Rig.crashed(rig, tmp_path / "killed")
+    if others:
+        again.publish(again.producer(segments(again)[2], producer_name="other-seg-2"), b"other")
     producer = attached(again, 2)
     assert all(counts(again, producer, *range(COUNT)))
     assert not any(counts(again, producer, *range(COUNT)))
