@@ -161,6 +161,17 @@ class ScalableTopics:
         return [names.parse(name) for name in self._database.column(
             "SELECT name FROM layout_changes WHERE NOT is_done")]
 
+    def repeat_last_changes(self) -> None:
+        """Have the last change of each layout carried out again, if it made segments that are there still.
+
+        A catalogue that is newer than the states of partitions has layouts in force whose segments lack subscriptions
+        and sequence ids.  What is there already stays.  Raises StorageFull, NotDurable.
+        """
+        for topic, layout in self.layouts(changed=True):
+            change, _ = self.last_change(topic)
+            if change is not None and change.operation != PRUNE and change.layout.epoch == layout.epoch:
+                self._database.write("UPDATE layout_changes SET is_done = 0 WHERE name = ?", (str(topic),))
+
     def end_change(self, topic: TopicName) -> Layout:
         """Put the layout of the change that is under way into force, and return it.
 

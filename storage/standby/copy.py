@@ -266,6 +266,7 @@ def promote(data_dir: Path) -> None:
     with contextlib.closing(open_catalogue(data_dir / _CATALOGUE)) as catalogue:
         for partition_id in applying.deleted(data_dir):
             catalogue.partitions.delete(partition_id)
+        catalogue.scalable_topics.repeat_last_changes()      # records of them may not have come
         catalogue.ids.mark_restored()
         catalogue.commit()
         stored = catalogue.partitions.ids()

@@ -1,5 +1,6 @@
 """A feed and a copy without a network between them: what was copied recovers to the state of the broker."""
 import contextlib
+import json
 import shutil
 import threading
 
@@ -14,7 +15,16 @@ from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import Feed
 from geminga.storage.standby.frames import Decoder
 
-from ..harness import HANG_MS, LOAD_PAUSE_SECONDS, Broker, left_for, partitioned_topic, unique_topic
+from ..harness import (
+    HANG_MS,
+    LOAD_PAUSE_SECONDS,
+    Broker,
+    eventually,
+    left_for,
+    partitioned_topic,
+    request,
+    unique_topic,
+)
 from ..supervisor.test_undelete import clear, fill, keep, left, take_back
 
 pytestmark = pytest.mark.slow
@@ -153,3 +163,30 @@ def test_a_backlog_that_is_taken_back_is_not_lost_on_a_standby_that_has_yet_to_h
             assert left(promoted, topic, len(rest)) == rest
         finally:
             promoted.stop()
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_split_of_which_a_standby_has_the_layout_alone_is_carried_out_there(tmp_path, monkeypatch, lags):
+    """The split is made when the feed has read the journals but not the catalogue."""
+    broker = Broker(tmp_path / "broker", "--owners", str(OWNERS)).start()
+    url = f"{broker.http_url}/admin/v2/scalable/public/default/split"
+    assert request("PUT", url)[0] == request("PUT", f"{url}/subscriptions/sub")[0] == 204
+    line = Line(broker, tmp_path / "copy")
+    line.begin()
+    line.catch_up()
+    monkeypatch.setattr(line.feed._catalogue, "changed", lambda: request("POST", f"{url}/split/0")[0] == 204)
+    line.feed.round()
+    monkeypatch.undo()
+    if not lags:
+        line.catch_up()
+    line.close()
+    broker.stop()
+    copy.promote(tmp_path / "copy")
+    promoted = Broker(tmp_path / "copy").start()
+    try:
+        stats = f"{promoted.http_url}/admin/v2/scalable/public/default/split/stats"
+        eventually(lambda: set(json.loads(request("GET", stats)[1])["subscriptions"].get("sub", {"segments": []})[
+            "segments"]) == {"0", "1", "2"})
+        assert json.loads(request("GET", stats)[1])["layout"]["epoch"] == 1
+    finally:
+        promoted.stop()
