@@ -166,6 +166,8 @@ def _merged(group: list[Standstill]) -> Standstill:
 # -- sentences
 
 def _backlog(whole: Standstill) -> str:
+    if all(cause["cause"] == "no subscription" for cause in whole["causes"]) and whole["causes"]:
+        return "without this subscription."
     number = whole["messages"].get("backlog", whole["backlog"])
     if not number:
         return "everything is acknowledged."
@@ -204,7 +206,8 @@ def _group(whole: Standstill, topic: str) -> list[str]:
                   f"Deliver again: geminga admin topics release-parked {shlex.quote(short(topic))} "
                   f"-s {shlex.quote(whole['subscription'])}"]
     for cause in whole["causes"]:
-        if cause["cause"] != "parked" and not (cause["cause"] == "no backlog" and len(whole["causes"]) == 1):
+        if cause["cause"] != "parked" and not (
+                cause["cause"] in ("no backlog", "no subscription") and len(whole["causes"]) == 1):
             lines.append(_sentence(cause, whole))
             if step := _next_step(cause, whole, topic):
                 lines.append(step)
@@ -354,6 +357,7 @@ def _schedule(cause: Cause, whole: Standstill) -> str:
 _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "no backlog": lambda cause, whole: "there is nothing to deliver.",
     "end of topic": lambda cause, whole: "the topic is terminated, and everything in it is acknowledged.",
+    "no subscription": lambda cause, whole: "a part of the topic does not have the subscription.",
     "unusable files": lambda cause, whole: f"its files cannot be used, and it is refused: {plain(cause['error'])}.",
     "sealed segments": lambda cause, whole:
         f"stream consumers get it when everything in segment {' and '.join(map(str, cause['segments']))} is "

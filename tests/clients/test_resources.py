@@ -516,3 +516,12 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
     client.subscribe("t", "other")
     client.close()
     assert sorted(got(topic_url(fresh_broker, "persistent://public/default/t", "subscriptions"))) == ["other", "s"]
+
+
+def test_why_tells_of_partitions_that_lack_a_subscription(broker, namespace):
+    topic = f"persistent://{namespace}/t"
+    why = f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}"
+    assert put(topic_url(broker, topic, "partitions"), 2) == 204
+    assert request("GET", f"{why}/some")[0] == 404
+    assert put(topic_url(broker, f"{topic}-partition-1", "subscription/some"), "earliest") == 204
+    assert [one["causes"] for one in got(f"{why}/some")] == [[{"cause": "no subscription"}], [{"cause": "no backlog"}]]

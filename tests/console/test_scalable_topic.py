@@ -161,12 +161,14 @@ def test_what_is_gone_cannot_be_changed(own, topic):
     assert "Scalable topic not found" in gone and "data-method" not in gone
 
 
-def test_a_group_of_consumers_without_a_subscription_has_no_page(own, topic):
-    """Nor has a subscription of some segments, such as a reader makes."""
+def test_a_subscription_of_some_segments_has_a_page_that_names_the_others(own, topic):
+    """A reader may have one, or a client that subscribes to segments by itself."""
     with Peer(own.service_url) as peer:
         peer.subscribe(segments_of(topic, layout_of(peer, topic).dag)[0], "some", consumer_id=1)
-        page = ask(own, "GET", f"/console/topics/{topic.replace('://', '/')}").text
-        assert "not in: 1" in page and "subscriptions/billing" in page and "subscriptions/some" not in page
+        path = f"/console/topics/{topic.replace('://', '/')}"
+        page = ask(own, "GET", path).text
+        assert "not in: 1" in page and f"{path}/subscriptions/some" in page
+        assert "segment 1: without this subscription." in ask(own, "GET", f"{path}/subscriptions/some").text
 
 
 def test_a_consumer_that_has_left_keeps_its_segments_but_no_subscription(own, topic):

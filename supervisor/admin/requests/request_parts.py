@@ -313,12 +313,12 @@ async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Ask
 
 
 async def ask_usable(
-    request: web.Request, topics: Iterable[TopicName], about: Asking[Answer],
+    request: web.Request, topics: Iterable[TopicName], about: Asking[Answer], *answered: int,
 ) -> list[Answer | Refusal]:
     """Ask the owner of each topic, and return the answers in the order of the topics.
 
-    A topic whose files cannot be used has its Refusal as the answer.  about: as `ask_each` has it. Raises the first
-    other Refusal.
+    A topic whose files cannot be used has its Refusal as the answer.  about: as `ask_each` has it.  answered: codes of
+    other errors that are answers too. Raises the first other Refusal.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -327,7 +327,7 @@ async def ask_usable(
             try:
                 return await request.app[OWNERS].ask(about(topic))
             except Refusal as refusal:
-                if refusal.code != api.PersistenceError:
+                if refusal.code not in (api.PersistenceError, *answered):
                     raise
                 return refusal
 

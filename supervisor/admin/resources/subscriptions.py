@@ -68,7 +68,8 @@ routes = rights.Routes()
 _SUBSCRIPTION = TOPIC + "/subscription/{subscription:[^/]+}"
 _POSITIONS = {"earliest": EARLIEST, "latest": LATEST}
 _LONG = range(-1, 1 << 63)
-_UNUSABLE = "unusable files"      # a cause, of a partition or segment that is refused
+# Causes of a partition or segment that is refused, and of one without the subscription.
+_UNUSABLE, _LACKING = "unusable files", "no subscription"
 _SCHEDULES_MAX = 10           # in one answer
 _MAPS_MAX = 32               # partitions in one answer
 _SEGMENTS, _SEGMENTS_MIN, _SEGMENTS_MAX = 200, 20, 400      # of all partitions together; of one at least; at most
@@ -372,9 +373,9 @@ async def why(request: web.Request) -> web.Response:
     """Answer why the consumers of a subscription receive nothing more, for each partition."""
     name = subscription_of(request)
     parts = parts_of(request)
-    answers = await ask_usable(request, parts, partial(Why, subscription=name))
+    answers = await ask_usable(request, parts, partial(Why, subscription=name), api.SubscriptionNotFound)
     usable(answers)
-    standstills = [asdict(_unusable(part, name, one) if isinstance(one, Refusal) else one)
+    standstills = [asdict(_refused(part, name, one) if isinstance(one, Refusal) else one)
                    for part, one in zip(parts, answers, strict=True)]
     if topic_of(request).is_scalable:
         _blame_parents(catalogue_of(request).scalable_topics.layout(topic_of(request)), standstills)
@@ -403,9 +404,10 @@ async def _add_schedules(request: web.Request, standstills: list[dict[str, Any]]
             "next": next(iter(row["next"]), None), "last": row["last"], "dropped": row["dropped"]})
 
 
-def _unusable(part: TopicName, subscription: str, refusal: Refusal) -> Standstill:
-    """Return the standstill of a partition or segment that is refused because of its files."""
-    cause: dict[str, object] = {"cause": _UNUSABLE, "error": refusal.message}
+def _refused(part: TopicName, subscription: str, refusal: Refusal) -> Standstill:
+    """Return the standstill of a partition or segment that lacks the subscription, or has files that cannot be used."""
+    is_there = refusal.code != api.SubscriptionNotFound
+    cause: dict[str, object] = {"cause": _UNUSABLE, "error": refusal.message} if is_there else {"cause": _LACKING}
     return Standstill(str(part), subscription, "None", 0, None, {}, [cause], [], 0, {})
 
 

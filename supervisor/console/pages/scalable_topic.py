@@ -85,11 +85,8 @@ def _subscriptions(stats: Row) -> list[Row]:
 
 
 def _has_page(subscription: Row) -> bool:
-    """Whether REST says why a subscription stands still, which needs it in all segments.
-
-    A group of checkpoint consumers has no subscription, and a reader may have one on some segments.
-    """
-    return bool(subscription["segments"]) and not subscription["uncoveredSegmentIds"]
+    """Whether there is a subscription in any segment: a group of checkpoint consumers has none."""
+    return bool(subscription["segments"])
 
 
 def _consumers(stats: Row) -> list[Row]:
