@@ -28,6 +28,7 @@ RECEIPT_ROW = np.dtype([
 ])
 RECEIPT = struct_of(RECEIPT_ROW)
 FEW_MAX = 12          # entries that are cheaper to put together one by one than as arrays
+FEW_RECEIPTS_MAX = 24       # ... and receipts
 _TEMPLATES_MAX = 4_096           # of receipts: one for each producer and ledger, while its numbers keep their lengths
 # Bit of LISTED_ENTRY's `words`: half of the words are the ack set, the others have a bit for each message of the batch
 # that a filter has chosen.  The client is sent a batch of these messages only.
@@ -39,7 +40,7 @@ def receipts(rows: Rows) -> list[tuple[int, bytes]]:
     """Return [(connection, SEND_RECEIPT frames)] for rows (n,) RECEIPT_ROW; consecutive rows of a connection are one
     item.
     """
-    if len(rows) <= FEW_MAX:
+    if len(rows) <= FEW_RECEIPTS_MAX:
         few: list[tuple[int, bytes]] = []
         for connection, _, *numbers in rows.tolist():
             before = few.pop()[1] if few and few[-1][0] == connection else b""

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from geminga.proto import deliveries, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.deliveries import BROKER_INDEX, BROKER_TIMESTAMP, FEW_MAX, RECEIPT_ROW, Delivery
+from geminga.proto.deliveries import (
+    BROKER_INDEX,
+    BROKER_TIMESTAMP,
+    FEW_MAX,
+    FEW_RECEIPTS_MAX,
+    RECEIPT_ROW,
+    Delivery,
+)
 from geminga.proto.envelope import LISTED_ENTRY
 from geminga.storage.format import INDEX_ROW
 
@@ -36,7 +43,7 @@ def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
 
 # -- receipts
 
-@pytest.mark.parametrize("count", [2, FEW_MAX + 2])
+@pytest.mark.parametrize("count", [2, FEW_RECEIPTS_MAX + 2])
 def test_each_connection_has_its_own_receipts(count):
     """Receipts of two connections are kept apart, whichever has the larger number."""
     rows = np.zeros(count, RECEIPT_ROW)
@@ -47,7 +54,7 @@ def test_each_connection_has_its_own_receipts(count):
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS),
-                      min_size=1, max_size=30))
+                      min_size=1, max_size=2 * FEW_RECEIPTS_MAX))
 def test_receipts_say_what_was_asked_in_its_order(asked):
     """Receipts carry the right ids in order, and the highest sequence id only for batches."""
     rows = np.zeros(len(asked), RECEIPT_ROW)
@@ -64,8 +71,9 @@ def test_receipts_say_what_was_asked_in_its_order(asked):
             for connection, _, said, _ in found] == asked
 
 
-@pytest.mark.parametrize("count, five", [(2, "00000012 0000000e 0807 3a0a 0801 1002 1a04 0804 1005"),
-                                         (FEW_MAX + 1, "00000013 0000000f 0807 3a0b 0801 1002 1a05 0804 108500")])
+@pytest.mark.parametrize("count, five", [
+    (2, "00000012 0000000e 0807 3a0a 0801 1002 1a04 0804 1005"),
+    (FEW_RECEIPTS_MAX + 1, "00000013 0000000f 0807 3a0b 0801 1002 1a05 0804 108500")])
 def test_a_receipt_is_these_bytes(count, five):
     """A receipt has exactly these bytes; among many receipts a varint is padded to its neighbours' length."""
     rows = np.zeros(count, RECEIPT_ROW)
