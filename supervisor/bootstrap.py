@@ -18,7 +18,7 @@ true, a start does nothing else:
     no stamp and no pip                                          -> refused: not ours to remove
 
 Only the standard library is used.  This file also parses on interpreters too old to run the broker, because it has to
-tell their users.
+tell their users; so annotations that they cannot evaluate are texts.
 """
 import fcntl
 import hashlib
@@ -27,6 +27,10 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 14))  # first and last; a test compares them with requires-python
@@ -43,7 +47,7 @@ class SetUpError(Exception):
     """A failure that ends the set-up.  The text is one line for the user."""
 
 
-def main(arguments):
+def main(arguments: "list[str]") -> int:
     if arguments == ["facts"]:  # interpreter_facts() has started this interpreter
         print(json.dumps(own_facts()))
         return 0
@@ -76,7 +80,7 @@ def main(arguments):
     os.execv(script, [str(script), *rest])
 
 
-def processes_of_tests(arguments):
+def processes_of_tests(arguments: "list[str]") -> "list[str]":
     """Return pytest's options for parallel tests: one process per core, at most four, if --fast was given.
 
     More processes would only import more often. Without --fast tests run in one process: some of them measure times,
@@ -85,13 +89,13 @@ def processes_of_tests(arguments):
     return ["-n", str(min(len(os.sched_getaffinity(0)), 4)), "--dist", "worksteal"] if "--fast" in arguments else []
 
 
-def say(text):
+def say(text: object) -> None:
     print(f"bootstrap: {text}", file=sys.stderr, flush=True)
 
 
 # --- the environment ---------------------------------------------------------------------------------------------
 
-def is_ready(environment, program, extras):
+def is_ready(environment: Path, program: str, extras: str) -> bool:
     """Whether the environment can be used without any set-up.
 
     Every start calls this function, so it reads two small files and starts no process.
@@ -100,13 +104,13 @@ def is_ready(environment, program, extras):
     return (
         stamp is not None
         and stamp.get("extras") in EXTRAS
-        and stamp == stamp_of(environment, stamp.get("extras"))
+        and stamp == stamp_of(environment, stamp["extras"])
         and EXTRAS.index(extras) <= EXTRAS.index(stamp["extras"])
         and os.access(environment / "bin" / program, os.X_OK)
     )
 
 
-def stamp_of(environment, extras):
+def stamp_of(environment: Path, extras: str) -> "dict[str, str]":
     """Return the stamp to write into an environment whose set-up has finished."""
     return {
         "checkout": str(CHECKOUT),  # console scripts and the editable install have this path in them
@@ -116,17 +120,18 @@ def stamp_of(environment, extras):
     }
 
 
-def read_stamp(environment):
+def read_stamp(environment: Path) -> "dict[str, str] | None":
     """Return the stamp, {} for an unfinished environment, None without a stamp."""
     try:
-        return json.loads((environment / STAMP).read_text())
+        stamp: dict[str, str] = json.loads((environment / STAMP).read_text())
     except FileNotFoundError:
         return None
     except ValueError:  # cut off by a crash of the machine
         return {}
+    return stamp
 
 
-def set_up(environment, program, extras):
+def set_up(environment: Path, program: str, extras: str) -> None:
     """Make the environment ready, one run at a time.  An interrupted run leaves the stamp UNFINISHED."""
     with open(CHECKOUT / "pyproject.toml", "rb") as lock:  # any file that always exists can be locked
         try:
@@ -152,7 +157,7 @@ def set_up(environment, program, extras):
         write_stamp(environment, extras)
 
 
-def can_be_kept(environment, stamp):
+def can_be_kept(environment: Path, stamp: "dict[str, str] | None") -> bool:
     """Whether pip may work in the existing environment instead of a new one (table in the module's docstring)."""
     if stamp is None:
         if not environment.exists() or not any(environment.iterdir()):
@@ -165,7 +170,7 @@ def can_be_kept(environment, stamp):
     return all(stamp.get(key) == now[key] for key in ("checkout", "interpreter"))
 
 
-def clear(environment):
+def clear(environment: Path) -> None:
     """Empty the environment's folder.  The stamp says UNFINISHED before the first file is removed."""
     environment.mkdir(exist_ok=True)
     (environment / STAMP).write_text(UNFINISHED)
@@ -176,20 +181,20 @@ def clear(environment):
             path.unlink()
 
 
-def install(environment, extras, lock):
+def install(environment: Path, extras: str, lock: BinaryIO) -> None:
     project = f"{CHECKOUT}[{extras}]" if extras else str(CHECKOUT)
     pip = [str(environment / "bin" / "python"), "-I", "-m", "pip"]
     # --quiet still shows errors and retries, and hides a warning about this checkout's folders.
     run([*pip, "install", "--quiet", "--disable-pip-version-check", "--editable", project], lock)
 
 
-def write_stamp(environment, extras):
+def write_stamp(environment: Path, extras: str) -> None:
     new = environment / (STAMP + ".new")
     new.write_text(json.dumps(stamp_of(environment, extras), indent=1) + "\n")
     new.replace(environment / STAMP)
 
 
-def run(command, lock):
+def run(command: "list[str]", lock: BinaryIO) -> None:
     """Run a command to its end and show its output.  Raises SetUpError.
 
     The command inherits the lock: if it outlives a killed parent, the next set-up waits for it.
@@ -203,7 +208,7 @@ def run(command, lock):
 
 # --- Java --------------------------------------------------------------------------------------------------------
 
-def has_java():
+def has_java() -> bool:
     """Whether the java of JAVA_HOME, else the first on the path, is new enough for Spark."""
     import re
     import subprocess
@@ -218,7 +223,7 @@ def has_java():
     return version is not None and int(version[1]) >= JAVA_FIRST
 
 
-def install_java(is_needed):
+def install_java(is_needed: bool) -> None:
     """Install a Java runtime from the distribution if the user is root; otherwise print the command for it.
 
     Raises SetUpError if is_needed and there is no Java runtime in the end.
@@ -241,7 +246,7 @@ def install_java(is_needed):
 
 # --- the interpreter ---------------------------------------------------------------------------------------------
 
-def is_optimised():
+def is_optimised() -> bool:
     """Whether the running interpreter was built with profile-guided optimisation.
 
     Debian and Ubuntu optimise in a makefile of their own, which leaves no trace in the arguments of configure.  So an
@@ -254,7 +259,7 @@ def is_optimised():
     return "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "") or sys.base_prefix == "/usr"
 
 
-def own_facts():
+def own_facts() -> "dict[str, Any]":
     from importlib.util import find_spec
 
     return {
@@ -266,19 +271,20 @@ def own_facts():
     }
 
 
-def interpreter_facts(path):
+def interpreter_facts(path: "str | Path") -> "dict[str, Any]":
     """Return own_facts() of the interpreter at a path; {} if no interpreter runs from there."""
     import subprocess
 
     try:
         answer = subprocess.run([str(path), "-I", __file__, "facts"], stdout=subprocess.PIPE,
                                 stderr=subprocess.DEVNULL, timeout=30)
-        return json.loads(answer.stdout)
+        facts: dict[str, Any] = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):  # absent; not Python, or a version manager's empty shim
         return {}
+    return facts
 
 
-def candidates():
+def candidates() -> "Iterator[str]":
     """Iterate over interpreters in order of preference: the caller's choice, the distribution's, then by version."""
     first, last = SUPPORTED
     yield sys.executable
@@ -289,7 +295,7 @@ def candidates():
             yield path
 
 
-def chosen_interpreter():
+def chosen_interpreter() -> str:
     """Return the path of a supported interpreter that can make environments, an optimised one if possible."""
     first, last = SUPPORTED
     named = f"Python {first[0]}.{first[1]} to {last[0]}.{last[1]}"
@@ -304,7 +310,7 @@ def chosen_interpreter():
     if not best["optimised"]:
         say(f"warning: {best['path']} was built without optimisation, which costs 1.5 to 2 times the CPU; "
             "the distribution's is not: apt-get install python3 python3-venv")
-    return best["path"]
+    return str(best["path"])
 
 
 if __name__ == "__main__":

@@ -160,7 +160,8 @@ def main(arguments: list[str] | None = None) -> int | str | None:
     """Run the `geminga` command; return a value for sys.exit (2: bad configuration or arguments)."""
     umask = os.umask(0o077)      # files that a command makes are its user's alone, with any umask
     try:
-        return geminga.main(arguments, prog_name="geminga", standalone_mode=False)
+        status: int | None = geminga.main(arguments, prog_name="geminga", standalone_mode=False)
+        return status
     except SystemExit as end:
         return end.code
     except click.NoSuchOption as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import NameTaken, Refusal
@@ -156,7 +157,7 @@ PARTS = (
 
 
 @web.middleware
-async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that answers errors as clients of Pulsar's REST expect them: a status and {"reason": text}.
 
     A request that fails has its uncommitted changes of the catalogue rolled back.
@@ -365,6 +366,6 @@ def _accepted(server: web.Server) -> asyncio.Protocol:
     return protocol
 
 
-def _close_silent(protocol) -> None:
+def _close_silent(protocol: "_Requests") -> None:
     if protocol.transport is not None and not protocol._request_count:
         protocol.transport.abort()

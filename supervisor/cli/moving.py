@@ -64,7 +64,7 @@ def _other_side(side: str, *, is_required: bool = True) -> Callable[[Callable[..
 @output.FORM
 @target.options
 @click.pass_context
-def bring(context: click.Context, topics: tuple[str, ...], url_there: str, subscriptions: tuple[str, ...], form: str,
+def bring(context: click.Context, /, topics: tuple[str, ...], url_there: str, subscriptions: tuple[str, ...], form: str,
           **who: Any) -> int:
     """Copy topics of a Pulsar, or a table, to a broker.
 

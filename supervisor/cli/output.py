@@ -40,7 +40,7 @@ def remark(why: object) -> None:
     print(f"geminga: {why}", file=sys.stderr, flush=True)
 
 
-class Converted(click.ParamType):
+class Converted(click.ParamType[Any]):
     """A click type that reads a text with a function; the function raises ValueError for a wrong text."""
 
     def __init__(self, name: str, convert: Callable[[str], Any]) -> None:

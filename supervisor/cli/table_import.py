@@ -71,6 +71,7 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
     from geminga.supervisor.tables.files import BadTable, Table
     from geminga.supervisor.tables.roles import Choice
     from geminga.supervisor.tasks import table_import
+    from geminga.supervisor.tasks.import_record import NotOnce
     from geminga.workers.pulsar_client.key_hashing import HASHES, Scheme
     columns = values["columns"]
     choice = Choice(values["key_column"], values["event_time_column"], values["property_columns"],
@@ -101,7 +102,7 @@ def run(broker: Target, topic: str, subscriptions: tuple[str, ...], values: dict
 
     try:
         return running.run(broker, imported)
-    except (BadTable, table_import.NotOnce, table_import.Unfit) as error:
+    except (BadTable, NotOnce, table_import.Unfit) as error:
         raise output.Failed(error.exit_status, f"{error}{_so_far(report)}") from None
     except KeyboardInterrupt:
         raise output.Failed(1, f"interrupted{_so_far(report)}; the same command goes on from there") from None

@@ -143,12 +143,13 @@ class Stamps:
     def ours(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of the frames that end at these places are of the run."""
         at = np.maximum(ends - self._from_end, 0)
-        return (data[at[:, None] + self._columns] == self._marker).all(1)
+        is_ours: NDArray[np.bool_] = (data[at[:, None] + self._columns] == self._marker).all(1)
+        return is_ours
 
     def due_us(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return when entries of the run that end at these places were due, in microseconds since 1970."""
         digits = data[(ends - self._from_end)[:, None] + self._digits].astype(np.int64) - _ZERO
-        return digits @ _POWERS
+        return np.asarray(digits @ _POWERS)
 
 
 def due_us_of(metadata: api.MessageMetadata) -> int | None:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ class Link:
         self.requests += 1
         return self.requests
 
-    def ask(self, what: str, request: bytes, expected: int) -> dict:
+    def ask(self, what: str, request: bytes, expected: int) -> dict[int, Any]:
         """Send a request and return the fields of its answer.
 
         Frames that come before the answer are treated as by `meet`, so messages among them are dropped.

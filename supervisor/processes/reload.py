@@ -75,7 +75,7 @@ class Reload:
     def __repr__(self) -> str:
         return f"<Reload due={self._is_due} roles={self._roles} callers={len(self._callers)} refused={self.refused!r}>"
 
-    def requested(self, *_) -> None:
+    def requested(self, *_: object) -> None:
         """Record a request for a reload by a signal; `go_on` begins the reload."""
         self._is_due = True
 

@@ -283,7 +283,7 @@ class Supervisor:
             signal.signal(number, self._stop_requested)
         signal.signal(signal.SIGHUP, self._reload.requested)
 
-    def _stop_requested(self, *_) -> None:
+    def _stop_requested(self, *_: object) -> None:
         self._drain.requested(self.config.drain_s)
 
     @property
@@ -379,7 +379,7 @@ class Supervisor:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
 
-    def _tell_all(self, message: dict) -> None:
+    def _tell_all(self, message: dict[str, Any]) -> None:
         """Send a message to all children, or to all workers if it closes a client's connection.
 
         Rules of log levels are applied in the supervisor too, so that children which are forked later inherit them.

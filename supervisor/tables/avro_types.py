@@ -82,17 +82,18 @@ def _inner(field: pa.Field, at: str, name: str, is_json: bool, names_matter: boo
 
 def is_list(kind: Any) -> bool:
     """Tell whether a type is a list of whatever length."""
-    return _T.is_list(kind) or _T.is_large_list(kind) or _T.is_fixed_size_list(kind)
+    return bool(_T.is_list(kind) or _T.is_large_list(kind) or _T.is_fixed_size_list(kind))
 
 
 def is_text(kind: Any) -> bool:
     """Tell whether a type is one of texts."""
-    return _T.is_string(kind) or _T.is_large_string(kind) or _T.is_string_view(kind)
+    return bool(_T.is_string(kind) or _T.is_large_string(kind) or _T.is_string_view(kind))
 
 
 def is_binary(kind: Any) -> bool:
     """Tell whether a type is one of bytes."""
-    return _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_binary_view(kind) or _T.is_fixed_size_binary(kind)
+    return bool(_T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_binary_view(kind)
+                or _T.is_fixed_size_binary(kind))
 
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())

@@ -38,7 +38,7 @@ class Raw:
         return f"<Raw {self._name}>"
 
     def of(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        return batch.column(self._name).cast(_BYTES).to_pylist()
+        return _listed(batch.column(self._name).cast(_BYTES))
 
 
 class Json:
@@ -58,7 +58,7 @@ class Json:
         pieces: list[Any] = []
         for name, start in zip(self._names, self._starts, strict=True):
             pieces += start, self._texts(batch.column(name), name)
-        return _joined(*pieces, "}").cast(_BYTES).to_pylist()
+        return _listed(_joined(*pieces, "}").cast(_BYTES))
 
     def _texts(self, array: pa.Array, name: str) -> pa.Array:
         """Return the JSON texts of a column, large_string (n,).  Raises Wrong."""
@@ -148,7 +148,7 @@ class Avro:
     def of(self, batch: pa.RecordBatch) -> list[bytes | None]:
         pieces = [pa.scalar(self._defaults[field.name], _BYTES) if field.name in self._defaults
                   else _encoded(batch.column(field.name), field.name, field.type) for field in self._record.fields]
-        return pc.binary_join_element_wise(*pieces, pa.scalar(b"", _BYTES)).to_pylist()
+        return _listed(pc.binary_join_element_wise(*pieces, pa.scalar(b"", _BYTES)))
 
 
 def _encoded(array: pa.Array, name: str, schema: Schema) -> pa.Array:
@@ -230,3 +230,8 @@ def derived(fields: list[pa.Field], kind: int) -> Definition:
         raise BadTable(f"the table's schema has {len(definition.data)} bytes, and a broker takes "
                        f"{registry.SIZE_MAX}; choose fewer columns with --columns")
     return definition
+
+
+def _listed(column: pa.Array) -> list[bytes | None]:
+    payloads: list[bytes | None] = column.to_pylist()
+    return payloads

@@ -94,7 +94,8 @@ class Messages:
 
 
 def _texts(array: pa.Array) -> list[str | None]:
-    return array.to_pylist() if avro_types.is_text(array.type) else array.cast(pa.string()).to_pylist()
+    texts: list[str | None] = (array if avro_types.is_text(array.type) else array.cast(pa.string())).to_pylist()
+    return texts
 
 
 def _moments(array: pa.Array, name: str) -> list[int]:

@@ -261,7 +261,8 @@ def exchange(link: "io.BufferedRWPair", message: dict[str, Any]) -> dict[str, An
     """Send one line to the broker, and return its answer.  Raises OSError, ValueError."""
     link.write(json.dumps(message).encode() + b"\n")
     link.flush()
-    return json.loads(link.readline())
+    answer: dict[str, Any] = json.loads(link.readline())
+    return answer
 
 
 def last_report(data_dir: Path) -> NightReport:

@@ -37,7 +37,7 @@ class Run:
     first: int
     count: int
     epoch: int
-    picked: NDArray | None = None                # rows LISTED_ENTRY
+    picked: NDArray[np.void] | None = None                # rows LISTED_ENTRY
     words: NDArray[np.uint64] | None = None      # ack sets of the picked entries, one behind the other
     view: int = 0      # number of the compacted view that has the entries; 0: the ledger itself
 
@@ -77,7 +77,7 @@ class DeliveryQueue:
         else:
             self.runs.append(Run(route, partition_id, ledger_id, first, count, route.epoch))
 
-    def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
+    def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray[np.void],
                    words: NDArray[np.uint64], view: int) -> None:
         """Queue listed entries for the consumer with this handle: rows (n,) LISTED_ENTRY, and the words of their ack
         sets.
@@ -88,7 +88,7 @@ class DeliveryQueue:
         if route is not None:
             self.runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
 
-    def write_transient(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
+    def write_transient(self, link: OwnerLink, handle: int, entries: NDArray[np.void], data: memoryview) -> None:
         """Write entries of a non-persistent topic, rows (n,) TRANSIENT_ENTRY, at once or never.
 
         While the client does not read, such entries are dropped and their permits are returned to the owner.
@@ -119,7 +119,7 @@ class DeliveryQueue:
             stream.transport.writelines(out)
         self._worker.counters.add("deliveries", count)
 
-    def next_frames(self) -> tuple[int, list]:
+    def next_frames(self) -> tuple[int, list[bytes | memoryview]]:
         """Take entries off the queue's first run, as many as are read at a time.
 
         Returns (number of entries that still exist, their MESSAGE frames).
@@ -184,8 +184,8 @@ class DeliveryQueue:
             route.delivery_to = (-1, -1)
 
 
-def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryview,
-                    is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
+def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray[np.void], data: memoryview,
+                    is_left: NDArray[np.bool_] | None) -> tuple[NDArray[np.void], list[bytes | memoryview]]:
     """Return (index rows, MESSAGE frames) of those entries whose space has not been given back.
 
     rows: the index rows of all entries.  Other consumers have acknowledged the missing ones meanwhile.  The permits of
@@ -193,7 +193,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
     """
     link = run.route.link
     assert link is not None
-    frames: list = []
+    frames: list[bytes | memoryview] = []
     picked, words = _picked(run, len(rows))
     while is_left is not None:      # space may be given back while frames are copied
         link.flow(run.route.handle, int(rows["messages"][~is_left].sum()))
@@ -204,7 +204,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
     return rows, frames
 
 
-def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
+def _picked(run: Run, count: int) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
     """Return (rows (count,) LISTED_ENTRY, words of their ack sets) of a run's first entries, for both kinds of run."""
     if run.picked is not None:
         assert run.words is not None
@@ -226,7 +226,7 @@ class Receiver(Protocol):
     def deliveries(self) -> DeliveryQueue: ...
 
 
-def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray[np.void], data: memoryview) -> None:
     """Queue runs of consecutive entries, rows (n,) RUN_ROW, and write as much as each client reads."""
     receivers = {}
     for connection, count, consumer, partition_id, ledger_id, first in rows.tolist():
@@ -238,7 +238,8 @@ def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray
         attempt(client.stream, client.deliveries.write)
 
 
-def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray[np.void],
+                        data: memoryview) -> None:
     """Queue listed entries, and write as much as each client reads.
 
     rows: (n,) ENTRY_LIST_ROW.  data: for each row its LISTED_ENTRY rows, then the words of their ack sets.
@@ -256,7 +257,8 @@ def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: 
         attempt(client.stream, client.deliveries.write)
 
 
-def deliver_transient(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def deliver_transient(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray[np.void],
+                      data: memoryview) -> None:
     """Write entries of non-persistent topics to clients that read, and drop the others.
 
     rows: (n,) TRANSIENT_ROW.  data: for each row its TRANSIENT_ENTRY rows, then the bytes of the entries.

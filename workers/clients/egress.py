@@ -30,7 +30,7 @@ _ROW_SIZE = format.INDEX_ROW.itemsize
 _Key = int | tuple[int, int]       # a ledger's id; of its part of a compacted view (ledger id, number of the view)
 
 
-def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
+def still_there(rows: NDArray[np.void], data: memoryview) -> NDArray[np.bool_] | None:
     """Return a mask (n,) of the entries whose space has not been given back; None if all are still there.
 
     Call it after the bytes have been copied.  An entry that is there afterwards was whole while it was copied.
@@ -49,7 +49,7 @@ class LedgerGone(Exception):
 class MappedLedger:
     """The files of one ledger, mapped into memory with the length that they had then."""
 
-    index: NDArray
+    index: NDArray[np.void]
     # Columns of the index, which are used for every run: making a view of one takes a microsecond.
     offsets: NDArray[np.uint64]
     sizes: NDArray[np.uint32]
@@ -68,7 +68,8 @@ class MappedLedger:
         """Return the offset in the ledger's file where the entry ends."""
         return self.offsets.item(entry_id) + self.sizes.item(entry_id)
 
-    def rows_of(self, first: int, rows: NDArray, entries: NDArray | None = None) -> NDArray:
+    def rows_of(self, first: int, rows: NDArray[np.void],
+                entries: NDArray[np.uint64] | None = None) -> NDArray[np.void]:
         """Return the index rows (n,) of entries from `first` on, or of the given entry ids (n,), none of them all
         zeros.
 
@@ -90,14 +91,14 @@ class MappedLedger:
 class MappedView:
     """The entries of one ledger that a compacted view has kept: index rows, ascending by `entry_ids`."""
 
-    index: NDArray
+    index: NDArray[np.void]
     entry_ids: NDArray[np.uint64]
     data: memoryview
 
     def __repr__(self) -> str:
         return f"<MappedView {len(self.index)} rows, {len(self.data)} bytes>"
 
-    def find(self, entries: NDArray[np.uint64]) -> NDArray | None:
+    def find(self, entries: NDArray[np.uint64]) -> NDArray[np.void] | None:
         """Return the index rows of these entries (n,); None if the view lacks one of them."""
         at = np.searchsorted(self.entry_ids, entries)
         if not len(self.entry_ids) or not (self.entry_ids[np.minimum(at, len(self.entry_ids) - 1)] == entries).all():
@@ -117,7 +118,7 @@ class Ledgers:
     def __repr__(self) -> str:
         return f"<Ledgers {len(self._mapped)} mapped>"
 
-    def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
+    def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray[np.void], memoryview]:
         """Return (index rows, bytes of the ledger's file) for up to `count` consecutive entries, beginning with
         `first`.
 
@@ -147,7 +148,7 @@ class Ledgers:
         return places, ledger.data
 
     def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
-             view: int = 0) -> tuple[NDArray, memoryview]:
+             view: int = 0) -> tuple[NDArray[np.void], memoryview]:
         """Return (index rows, bytes of the ledger's file) for these entries (n,), ascending.
 
         One call returns a bounded number of bytes, which may be those of the first entries only.  view: number of the
@@ -165,7 +166,7 @@ class Ledgers:
         """Unmap a ledger, or the part of it that a compacted view has kept, if it is mapped."""
         self._mapped.pop((ledger_id, view) if view else ledger_id, None)
 
-    def forget_all(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    def forget_all(self, link: OwnerLink, rows: NDArray[np.void], data: memoryview) -> None:
         """Unmap files that an owner has deleted: rows (n,) FORGET_ROW."""
         for ledger_id, view in rows.tolist():
             self.forget(ledger_id, view)
@@ -198,7 +199,7 @@ class Ledgers:
         return ledger
 
     def _pick_from_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
-                        view: int) -> tuple[NDArray, memoryview]:
+                        view: int) -> tuple[NDArray[np.void], memoryview]:
         key = ledger_id, view
         mapped: MappedView = self._mapped.get(key) or self._map_view(partition_id, ledger_id, view)
         self._mapped.move_to_end(key)

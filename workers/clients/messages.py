@@ -85,7 +85,7 @@ def publish(client: Client, sends: Sends, kind: int = envelope.SENDS) -> None:
         _forward(client, link, *choose(rows, data, is_for_link), kind)
 
 
-def _forward(client: Client, link: OwnerLink, rows: NDArray, data: bytes | memoryview, kind: int) -> None:
+def _forward(client: Client, link: OwnerLink, rows: NDArray[np.void], data: bytes | memoryview, kind: int) -> None:
     link.sends(rows, data, kind)
     client.worker.owners.schedule_flush(link)
 
@@ -116,7 +116,7 @@ def _end_replicator(client: Client, route: Route, refused: SendRefused) -> None:
     client.worker.owners.schedule_flush()
 
 
-def write_receipts(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def write_receipts(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray[np.void], data: memoryview) -> None:
     """Write SEND_RECEIPTs for the entries that an owner has stored: rows (n,) RECEIPT_ROW."""
     for connection, frames in deliveries.receipts(rows):
         client = clients.get(connection)
@@ -220,7 +220,7 @@ def _refuse_ack(client: Client, consumer_id: int, request_id: int | None) -> Non
         client.stream.write(responses.ack_refused(consumer_id, request_id))
 
 
-def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[bytes]]:
+def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple[int, ...]], list[bytes]]:
     """Return (ACK_ROWs, words of the ack sets in them) for one ACK.
 
     A cumulative ACK with several ids gives no rows, as it acknowledges nothing in Pulsar.
@@ -229,6 +229,7 @@ def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[b
     if flags and len(request.message_id) != 1:
         return [], []
     partial = flags | envelope.PARTIAL
+    rows: list[tuple[int, ...]]
     rows = [(handle, message_id.ledgerId, message_id.entryId, 0, partial if message_id.ack_set else flags,
              min(len(message_id.ack_set), WORDS_MAX))
             for message_id in request.message_id]

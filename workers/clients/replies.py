@@ -5,6 +5,7 @@ If an owner's process ends, requests are answered from here, or repeated to its 
 from collections import defaultdict
 from collections.abc import Mapping
 
+import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope, responses
@@ -22,7 +23,7 @@ _READY = envelope.PRODUCER_READY, envelope.CONSUMER_READY
 _GONE = envelope.PRODUCER_GONE, envelope.PRODUCER_SEALED, envelope.CONSUMER_GONE
 
 
-def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray[np.void], data: memoryview) -> None:
     """Carry out an owner's answers: rows (n,) REPLY_ROW; data: their frames, one behind the other.
 
     Those to one client are written together.  Each write is a system call, and wakes a client that waits.

@@ -7,7 +7,7 @@ import json
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.proto import names
 from geminga.workers.identity.authentication import Identity
@@ -45,7 +45,7 @@ class Call(NamedTuple):
     @classmethod
     def of_text(cls, text: str) -> "Call":
         call = cls(*json.loads(text))
-        who: dict = call.identity      # type: ignore[assignment]  # as JSON has it
+        who: dict[str, Any] = call.identity      # type: ignore[assignment]  # as JSON has it
         return call._replace(parameters=tuple((name, value) for name, value in call.parameters),
                              identity=Identity(**who | {"groups": tuple(who["groups"])}))
 

@@ -78,7 +78,7 @@ class Hashes:
                 self._is_busy = True
                 self._loop.run_in_executor(self._thread, work.check).add_done_callback(partial(self._ended, work.done))
 
-    def _ended(self, done: Callable[[Any], None], future: asyncio.Future) -> None:
+    def _ended(self, done: Callable[[Any], None], future: asyncio.Future[Any]) -> None:
         self._is_busy = False
         self._begin()
         done(future)

@@ -88,11 +88,11 @@ class Documents:
         return bytes(body)
 
 
-def _socket(place: tuple) -> socket.socket:
+def _socket(place: tuple[Any, ...]) -> socket.socket:
     return socket.socket(*place[:3])
 
 
-def _public_socket(place: tuple) -> socket.socket:
+def _public_socket(place: tuple[Any, ...]) -> socket.socket:
     """Return a socket for an address of the public network.  Raises OSError for any other address."""
     address = ipaddress.ip_address(place[4][0].partition("%")[0])
     if not (getattr(address, "ipv4_mapped", None) or address).is_global:

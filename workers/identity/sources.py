@@ -82,7 +82,7 @@ class Source(Generic[T]):
             raise Unusable(key, str(error)) from None
         if self._path is None and not where.startswith("data:"):
             log.info(f"{key} names no file: it is taken for content in base64", code="G331")
-        self._stamp: tuple | None = None      # unknown, as the file may have changed since it was read
+        self._stamp: tuple[object, ...] | None = None      # unknown, as the file may have changed since it was read
         self._due = time.monotonic() + _LOOK_SECONDS
 
     def __repr__(self) -> str:

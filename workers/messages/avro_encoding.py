@@ -143,7 +143,7 @@ def _decimal(schema: Any, value: Any) -> bytes:
         raise ValueError
     number = number * 10 ** shift if shift >= 0 else number // 10 ** min(-shift, len(digits))
     number = -number if sign else number
-    return number.to_bytes((~number if number < 0 else number).bit_length() // 8 + 1, signed=True)
+    return int.to_bytes(number, (~number if number < 0 else number).bit_length() // 8 + 1, signed=True)
 
 
 def _put_enum(schema: Any, value: Any, path: str, out: bytearray) -> None:

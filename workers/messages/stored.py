@@ -25,7 +25,7 @@ from geminga.workers.messages.filters import Filter, Wish
 from geminga.workers.messages.message import Message
 from geminga.workers.messages.report import Report
 from geminga.workers.messages.values import Values, complete
-from geminga.workers.pulsar_client.client import Entry
+from geminga.workers.pulsar_client.entries import Entry
 
 # Schemas whose values are the payloads as text, or that have no values.  None: a schema that was deleted.
 _TEXT_KINDS = {api.Schema.Type.Value("None"), api.Schema.String, None}

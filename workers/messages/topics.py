@@ -82,10 +82,11 @@ def _test(pattern: str) -> Callable[[str], object]:
     options = re2.Options()
     options.log_errors, options.max_mem = False, _MEMORY_MAX
     try:
-        return re2.compile(pattern, options).fullmatch
+        matches: Callable[[str], object] = re2.compile(pattern, options).fullmatch
     except re2.error as error:
         why = error.args[0].decode(errors="replace") if error.args else "RE2 refuses it"
         raise ClientError(f"{pattern} is not a pattern of topics: {why}") from None
+    return matches
 
 
 def _in_order(topic: str) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import zmq
 from numpy.typing import NDArray
 
@@ -35,7 +36,7 @@ class OwnerLink:
     Sections of an envelope are gathered in order and leave with `flush`.
     """
 
-    def __init__(self, context: zmq.Context, run_dir: Path, owner_serial: int, worker_serial: int):
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, owner_serial: int, worker_serial: int):
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, worker_identity(worker_serial))
         self.socket.setsockopt(zmq.SNDHWM, 0)      # in_flight_bytes bounds it, see OwnerLinks
@@ -48,15 +49,15 @@ class OwnerLink:
         self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes that the owner has not taken
         self.is_unheard = False                    # something was sent, and the socket was not looked at since
         self.is_urgent = False                     # something is queued besides acknowledgements that want no receipt
-        self._sections: list[tuple[int, NDArray | bytes, bytes | memoryview]] = []
+        self._sections: list[tuple[int, NDArray[np.void] | bytes, bytes | memoryview]] = []
         self._sends: list[bytes] = []              # rows that came one by one, and their entries
         self._sends_kind = envelope.SENDS          # SENDS_IN_TRANSACTIONS: some of them are in a transaction
         self._entries: list[bytes] = []
         self._entries_size = 0
-        self._acks: list[tuple] = []
+        self._acks: list[tuple[int, ...]] = []
         self._ack_words: list[bytes] = []
-        self._flows: list[tuple] = []
-        self._commands: list[tuple] = []
+        self._flows: list[tuple[int, ...]] = []
+        self._commands: list[tuple[int, ...]] = []
         self._command_data: list[bytes] = []
 
     def __repr__(self) -> str:
@@ -84,7 +85,7 @@ class OwnerLink:
         return (self.is_urgent and not self._handed) \
             or self.gathered >= _LITTLE_BYTES or len(self._commands) >= _LITTLE_COMMANDS
 
-    def sends(self, rows: NDArray, entries: bytes | memoryview, kind: int = envelope.SENDS) -> None:
+    def sends(self, rows: NDArray[np.void], entries: bytes | memoryview, kind: int = envelope.SENDS) -> None:
         """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
         section.
         """
@@ -95,7 +96,7 @@ class OwnerLink:
         self.gathered += len(entries)
         self.sent += len(entries)
 
-    def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
+    def send(self, producer: int, connection: int, row: tuple[int, ...], entry: bytes) -> None:
         """Queue one SEND.  row: as sends.read_one made it; producer: the handle; connection: the client's number."""
         if self._commands:
             self._close_commands()
@@ -107,12 +108,12 @@ class OwnerLink:
         self.sent += size
         self.is_urgent = True
 
-    def send_in_transaction(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
+    def send_in_transaction(self, producer: int, connection: int, row: tuple[int, ...], entry: bytes) -> None:
         """Queue one SEND in a transaction; see `send`."""
         self.send(producer, connection, row, entry)
         self._sends_kind = envelope.SENDS_IN_TRANSACTIONS
 
-    def acks(self, rows: list[tuple], words: Sequence[bytes] = ()) -> None:
+    def acks(self, rows: list[tuple[int, ...]], words: Sequence[bytes] = ()) -> None:
         """Queue acknowledgements: ACK_ROWs, and the words of the ack sets in them."""
         if self._commands:
             self._close_commands()
@@ -122,7 +123,7 @@ class OwnerLink:
             self._ack_words += words
             self.gathered += sum(map(len, words))
 
-    def many_acks(self, rows: NDArray) -> None:
+    def many_acks(self, rows: NDArray[np.void]) -> None:
         """Queue acknowledgements of whole entries: complete rows (n,) ACK_ROW."""
         self._close_commands()
         self._sections.append((envelope.ACKS, rows, b""))
@@ -206,7 +207,7 @@ class LinksUser(Protocol):
         """Continue work that waited for an owner's credit."""
 
 
-Section = Callable[["OwnerLink", NDArray, memoryview], None]     # deals with (link, rows, data) of a section
+Section = Callable[["OwnerLink", NDArray[np.void], memoryview], None]     # deals with (link, rows, data) of a section
 
 
 class OwnerLinks:
@@ -277,7 +278,7 @@ class OwnerLinks:
     def connect(self, index: int, serial: int) -> OwnerLink:
         """Connect to the new process of the owner with this index, and return the link."""
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._worker_serial)
-        self._loop.add_reader(link.socket.getsockopt(zmq.FD), self.receive, link)
+        self._loop.add_reader(int(link.socket.getsockopt(zmq.FD)), self.receive, link)
         return link
 
     def disconnect(self, index: int) -> OwnerLink | None:
@@ -292,7 +293,7 @@ class OwnerLinks:
 
     def close(self, link: OwnerLink) -> None:
         """Close the ZeroMQ socket of a link that was dropped."""
-        self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
+        self._loop.remove_reader(int(link.socket.getsockopt(zmq.FD)))
         link.close()
         self.resume_if_possible()
 

@@ -16,10 +16,13 @@ import base64
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import click
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class Credentials(NamedTuple):
@@ -35,7 +38,7 @@ class Credentials(NamedTuple):
     def __repr__(self) -> str:
         return f"Credentials({self.method})"
 
-    def context_for(self, url: str) -> Any:
+    def context_for(self, url: str) -> "ssl.SSLContext | None":
         """Return the ssl.SSLContext for connections to a URL, None for a URL without TLS.  Raises click.UsageError."""
         if not url.startswith(("pulsar+ssl:", "https:")):
             return None
@@ -153,7 +156,8 @@ def _tls(params: str) -> Credentials:
 def _fields(params: str) -> dict[str, str]:
     """Parse the parameters of an authentication plugin: a JSON object, or name:value,name:value."""
     if params.startswith("{"):
-        return json.loads(params)
+        fields: dict[str, str] = json.loads(params)
+        return fields
     return dict(part.split(":", 1) for part in params.split(",") if ":" in part)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
 from geminga.workers.messages.decoding import Decoder
 from geminga.workers.pulsar_client.connection import ClientError
 from geminga.workers.pulsar_client.entries import Entry, entry_of
@@ -25,7 +26,7 @@ from geminga.workers.web.handovers import READER, Handover
 from geminga.workers.web.parameters import CONSUME, DISCARD, Consuming, message_id_of
 from geminga.workers.web.session import Channel, Session
 from geminga.workers.web.subscribing import Subscribing, Topic
-from geminga.workers.web.worker_links import T, WorkerLink, WorkerLinks
+from geminga.workers.web.worker_links import WorkerLink, WorkerLinks
 
 _QUEUE_BYTES_MAX = 1 << 20      # of texts that wait; beyond, the worker is not read
 SHARING = api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared

@@ -1,7 +1,7 @@
 """Parameters of a door's address, with Pulsar's names, defaults and bounds.  Unknown names are ignored."""
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -46,7 +46,7 @@ class Producing(NamedTuple):
     batch_delay_ms: int
     codec: int
     is_round_robin: bool
-    hash: Any                                # function: key -> int
+    hash: Callable[[str], int]
     encryption_keys: tuple[EncryptionKey, ...]      # (): messages come unencrypted
 
 

@@ -9,6 +9,7 @@ from collections import deque
 
 from geminga.proto import frames, varints
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.commands import T
 from geminga.workers.messages.entries import Batch, Making
 from geminga.workers.pulsar_client.connection import producing as opening
 from geminga.workers.web import publishing
@@ -16,7 +17,7 @@ from geminga.workers.web.handovers import Handover
 from geminga.workers.web.parameters import Producing
 from geminga.workers.web.publishing import NOT_PUBLISHED, Sent, Wrong
 from geminga.workers.web.session import Channel, Session
-from geminga.workers.web.worker_links import T, WorkerLink, WorkerLinks
+from geminga.workers.web.worker_links import WorkerLink, WorkerLinks
 
 # Messages and bytes without an answer, beyond which the client is not read.
 _WAITING_MAX, _BYTES_MAX = 4_000, 4 << 20

@@ -215,7 +215,7 @@ class WorkerLinks:
 
     def __init__(self, clients: Path, lease: Lease) -> None:
         self._clients, self._lease = clients, lease
-        self._shared: dict[tuple, list[WorkerLink]] = {}      # by role, method, proxy and groups
+        self._shared: dict[tuple[object, ...], list[WorkerLink]] = {}      # by role, method, proxy and groups
         self._own: set[WorkerLink] = set()
         self._opening = asyncio.Lock()
 

@@ -21,7 +21,7 @@ an operator has acknowledged (`geminga status --seen`).
 """
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -144,7 +144,7 @@ class Alarms:
         self.transactions.open_seconds, self.exports.bound_s = config.alarms.transaction_s, config.alarms.export_s
         self.replication.bound_s = config.alarms.replication_s
 
-    async def serve(self, app: web.Application):
+    async def serve(self, app: web.Application) -> AsyncIterator[None]:
         """Evaluate all alarms at intervals while the application runs."""
         tasks = [asyncio.create_task(watching) for watching in (
             self._watch(), self.transactions.watch(app), self.exports.watch(app[OWNERS]),

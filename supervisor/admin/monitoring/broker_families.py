@@ -6,7 +6,7 @@ which all processes share; collector.py reads them.
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -17,9 +17,9 @@ from geminga.supervisor.tasks.night_progress import Progress
 def metric(kind: Callable[..., Metric], name: str, text: str, labels: Sequence[str],
            values: Iterable[tuple[Sequence[str], float]]) -> Metric:
     """Return a metric of prometheus_client.  values: (a text for each of the labels, the value)."""
-    made: Any = kind(name, text, labels=labels)
+    made = kind(name, text, labels=labels)
     for texts, value in values:
-        made.add_metric(texts, value)
+        made.add_metric(texts, value)      # type: ignore[attr-defined]  # each family has it, and their base does not
     return made
 
 

@@ -216,7 +216,7 @@ def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _columns(lists: list[list]) -> Iterable[list]:
+def _columns(lists: list[list[Any]]) -> Iterable[list[Any]]:
     """Yield the first members of all lists, then the second members, and so on; shorter lists are skipped."""
     return ([one[at] for one in lists if at < len(one)] for at in range(max(map(len, lists))))
 

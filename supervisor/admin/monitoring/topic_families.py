@@ -50,8 +50,7 @@ def _nothing(columns: Columns, now_ms: float) -> NDArray[Any]:
 
 def _sum(*names: str) -> Values:
     def added(columns: Columns, now_ms: float) -> NDArray[Any]:
-        whole: Any = sum(columns[name] for name in names)
-        return whole
+        return np.asarray(sum(columns[name] for name in names))
     return added
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import IDENTITY, MESSAGES
@@ -102,7 +103,7 @@ async def close(app: web.Application) -> None:
 
 
 @web.middleware
-async def record(request: web.Request, handler) -> web.StreamResponse:
+async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that writes a request into the audit log if it changed something or was refused.
 
     Only the standby's lease is outside of this middleware, so it sees the final answer.
@@ -120,7 +121,7 @@ async def record(request: web.Request, handler) -> web.StreamResponse:
     return answer
 
 
-def _log(request: web.Request, answer: web.Response) -> None:
+def _log(request: web.Request, answer: web.StreamResponse) -> None:
     identity, parts = request.get(IDENTITY, NOT_ASKED), request.match_info
     about = {}
     if names_topic(request):
@@ -136,7 +137,7 @@ def _log(request: web.Request, answer: web.Response) -> None:
     )
 
 
-async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
+async def _found(request: web.Request, answer: web.StreamResponse) -> dict[str, Any]:
     identity = request.get(IDENTITY, NOT_ASKED)
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
              "role": identity.role, "method": identity.method, "proxy": identity.proxy,
@@ -145,6 +146,7 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     if not identity.proxy:
         del line["proxy"]
     if answer.status >= 400:
+        assert isinstance(answer, web.Response)      # only answers of status 200 come in pieces
         body: Any = answer.body
         line["reason"] = json.loads(body).get("reason", "")
     rights = await _rights_set(request) if answer.status not in _REFUSED else None

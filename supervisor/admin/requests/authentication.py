@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -171,7 +172,7 @@ AUTHENTICATOR = web.AppKey("authenticator", HttpAuthenticator)
 
 
 @web.middleware
-async def identify(request: web.Request, handler) -> web.StreamResponse:
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     if IDENTITY not in request:      # else a page of the console asks for what it shows, and was identified itself
         request[IDENTITY] = await request.app[AUTHENTICATOR].identify(request)
     return await handler(request)

@@ -6,6 +6,7 @@ import asyncio
 from typing import NoReturn
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.commands import CONSUME
@@ -42,7 +43,7 @@ _AGAIN_SECONDS = 0.005
 # -- before a request is dealt with
 
 @web.middleware
-async def authorize(request: web.Request, handler) -> web.StreamResponse:
+async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Pass a request on if its role has the right to make it.
 
     A change of rights is answered when all workers have applied the new rights.

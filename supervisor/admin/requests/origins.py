@@ -22,6 +22,7 @@ import socket
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.sessions import COOKIE
@@ -108,7 +109,7 @@ GUARD = web.AppKey("guard", Guard)
 
 
 @web.middleware
-async def guard(request: web.Request, handler) -> web.StreamResponse:
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     await request.app[GUARD].check(request)
     return await handler(request)
 

@@ -109,7 +109,7 @@ class Owners:
         """Connect to an owner that has started."""
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._serial)
-        asyncio.get_running_loop().add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
+        asyncio.get_running_loop().add_reader(int(link.socket.getsockopt(zmq.FD)), self._receive, link)
         self._is_up[index].set()
 
     def owner_gone(self, index: int) -> None:
@@ -122,7 +122,7 @@ class Owners:
             if asked is link and not answered.done():
                 answered.set_result({"refused": api.ServiceNotReady,
                                      "text": "The topic's owner ended before it answered"})
-        asyncio.get_running_loop().remove_reader(link.socket.getsockopt(zmq.FD))
+        asyncio.get_running_loop().remove_reader(int(link.socket.getsockopt(zmq.FD)))
         link.close()
 
     def _receive(self, link: OwnerLink) -> None:

@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.catalogue import Catalogue
@@ -161,7 +162,7 @@ _EMPTY: dict[str, tuple[str, Any]] = {
     "metadata/migration/status": ("how far a migration of the metadata store is", {"phase": "NOT_STARTED"})}
 
 
-def _empty(what: str, value: Any):
+def _empty(what: str, value: Any) -> Handler:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(value)
     answer.__doc__ = f"Answer with {what}, which this broker does without."
@@ -194,7 +195,7 @@ _NONE = {
 }
 
 
-def _none(code: int, text: str):
+def _none(code: int, text: str) -> Handler:
     async def refuse(request: web.Request) -> web.Response:
         raise status(code, text)
     refuse.__doc__ = f"Answer {code}.\n\n{text}"

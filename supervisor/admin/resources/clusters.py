@@ -5,6 +5,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.proto.json_object import JsonObject
 from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.policies import CLUSTERS, MIGRATED, MIGRATION
 from geminga.storage.catalogue.policy_values import Invalid
@@ -23,7 +24,7 @@ _PEERS = "peerClusterNames"        # field of a cluster's data, which the catalo
 DOMAINS = "/clusters/domains"      # a scope of policies in the catalogue; names of namespaces never begin with /
 
 
-def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
+def all_of(request: web.Request) -> dict[str, JsonObject]:
     """Return {cluster: its record}; this cluster's record has its own addresses unless others were set."""
     topics = request.app[TOPICS]
     own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls",
@@ -52,7 +53,7 @@ def _present(request: web.Request) -> str:
     return name
 
 
-def _domain(request: web.Request, missing: str) -> tuple[str, str, dict[str, Any]]:
+def _domain(request: web.Request, missing: str) -> tuple[str, str, JsonObject]:
     """Return (cluster, failure domain, all domains of the cluster) of the path.  Raises 404, 412."""
     cluster, name = _present(request), part_of(request, "domain")
     if name not in (domains := _domains(request, cluster)):
@@ -60,7 +61,7 @@ def _domain(request: web.Request, missing: str) -> tuple[str, str, dict[str, Any
     return cluster, name, domains
 
 
-def _keep(request: web.Request, name: str, values: dict[str, Any]) -> None:
+def _keep(request: web.Request, name: str, values: JsonObject) -> None:
     """Keep {scope: value} of a cluster, or of a policy about clusters, in one commit; None removes."""
     for scope, value in values.items():
         catalogue_of(request).policies.set(scope, name, value)
@@ -130,7 +131,7 @@ async def delete(request: web.Request) -> web.Response:
     return done()
 
 
-async def _record(request: web.Request, name: str) -> dict[str, Any]:
+async def _record(request: web.Request, name: str) -> JsonObject:
     """Return the record of a cluster in the request's body.  Raises 400, 412."""
     sent = await body_of(request)
     if sent is None:
@@ -213,8 +214,9 @@ def _names(peers: Any) -> list[str] | None:
     return [peer for peer in peers or () if peer] or None
 
 
-def _domains(request: web.Request, cluster: str) -> dict[str, Any]:
-    return catalogue_of(request).policies.of(DOMAINS).get(cluster, {})
+def _domains(request: web.Request, cluster: str) -> JsonObject:
+    domains: JsonObject = catalogue_of(request).policies.of(DOMAINS).get(cluster, {})
+    return domains
 
 
 @routes.get(_CLUSTER + "/failureDomains")

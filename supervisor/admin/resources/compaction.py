@@ -33,6 +33,7 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.json_object import JsonObject
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.admin import typed_json
@@ -109,7 +110,7 @@ class Record:
     # number of compactions in each bucket of LATENCIES_MS
     durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))
 
-    def add(self, report: dict) -> None:
+    def add(self, report: JsonObject) -> None:
         """Add the report of one compaction to the partition's results."""
         self.error, self.ended = report["error"], time.monotonic()
         if self.error:
@@ -263,7 +264,7 @@ class Compactions:
         for partition_id, topic in partitions.items():
             self._ended({"partition_id": partition_id, "topic": topic, "error": error})
 
-    def _ended(self, report: dict) -> None:
+    def _ended(self, report: JsonObject) -> None:
         """Record the report of a partition's compaction; one for which a night had no time left changes nothing."""
         if report.get("outcome") == "not in time":
             self._running.pop(report["partition_id"], None)

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.proto.json_object import JsonObject
 from geminga.proto.layouts import SEGMENTS_MAX
 from geminga.storage.admin.questions import ApplyOptions, ApplyPolicies, Properties, Replicated, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
@@ -57,11 +58,11 @@ _AT_ONCE = 50                # changes in one transaction
 
 # -- what there is
 
-def exported(catalogue: Catalogue, *, with_secrets: bool) -> dict[str, Any]:
+def exported(catalogue: Catalogue, *, with_secrets: bool) -> JsonObject:
     """Return all definitions.  with_secrets: whether credentials of clusters are among them, else they are hidden."""
     topics = [topic for topic in catalogue.topics.all_base_names()
                   if not topic.startswith("non-persistent:") or catalogue.topics.partition_count(names.parse(topic))]
-    clusters: dict[str, dict] = {}
+    clusters: dict[str, JsonObject] = {}
     for member, scope in _OF_CLUSTERS.items():
         for name, value in catalogue.policies.of(scope).items():
             if member == "data" and not with_secrets:
@@ -88,9 +89,9 @@ def exported(catalogue: Catalogue, *, with_secrets: bool) -> dict[str, Any]:
     }
 
 
-def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
+def _topic(catalogue: Catalogue, text: str) -> JsonObject:
     topic, partitions = names.parse(text), catalogue.topics.partition_count(names.parse(text))
-    subscriptions: dict[str, dict[str, Any]] = {}
+    subscriptions: dict[str, JsonObject] = {}
     parts = catalogue.topics.parts(topic)
     for part in parts:
         if (stored := catalogue.partitions.find(part)) is None:
@@ -113,7 +114,7 @@ def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
     }
 
 
-def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
+def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> JsonObject:
     stored = catalogue.schemas.get(topic, version)
     assert stored is not None      # its version was listed a moment ago
     kind, _, properties, data = stored
@@ -189,7 +190,7 @@ class _Import:
             present = self._there["clusters"].get(name, {}).get(member)
             yield from self._policy(_OF_CLUSTERS[member], name, kept, present, f"{where}/{member}")
 
-    def _record(self, name: str, sent: dict, where: str) -> dict[str, Any]:
+    def _record(self, name: str, sent: JsonObject, where: str) -> JsonObject:
         """Return the record of a cluster as it is stored.  Raises Invalid, 400."""
         _object(sent, where, cluster_records.FIELDS)
         record = cluster_records.read(sent, self._there["clusters"].get(name, {}).get("data", {}))
@@ -262,10 +263,10 @@ class _Import:
                          lambda: self._catalogue.scalable_topics.create(topic, segments))
         yield from self._in_topic(topic, 0, value, there, where)
 
-    def _in_topic(self, topic: names.TopicName, partitions: int, value: dict, there: dict | None,
+    def _in_topic(self, topic: names.TopicName, partitions: int, value: JsonObject, there: JsonObject | None,
                   where: str) -> Iterator[Change]:
         """Yield the changes of a topic's policies, properties, schemas and subscriptions."""
-        there = {"partitions": 0, "schemas": [], "subscriptions": {}} | (there or {})
+        there = JsonObject(partitions=0, schemas=[], subscriptions={}) | (there or {})
         yield from self._scope(str(topic), value, there, where, is_topic=True)
         yield from self._schemas(topic, value.get("schemas", []), there["schemas"], where)
         for subscription, said in _object(value.get("subscriptions", {}), f"{where}/subscriptions").items():
@@ -277,7 +278,7 @@ class _Import:
         if topic.namespace not in {*self._there["namespaces"], *self._wanted.get("namespaces", {})}:
             raise Invalid(f"there is no namespace {topic.namespace}, nor is there to be one")
 
-    def _schemas(self, topic: names.TopicName, wanted: Any, there: list[dict], where: str) -> Iterator[Change]:
+    def _schemas(self, topic: names.TopicName, wanted: Any, there: list[JsonObject], where: str) -> Iterator[Change]:
         by_version = {one["version"]: one for one in there}
         if not isinstance(wanted, list):
             raise Invalid("schemas: expected a list")
@@ -297,13 +298,13 @@ class _Import:
                 registry.validate(registry.Definition(kind, raw, properties))
             yield self._new_schema(topic, version, kind, properties, raw, where)
 
-    def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict,
+    def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: JsonObject,
                     data: bytes, where: str) -> Change:
         return Change(f"{where}: version {version} of its schema",
                       lambda: self._catalogue.schemas.add(topic, version, kind, registry.NOT_HASHED, properties, data))
 
     def _subscription(self, topic: str, partitions: int, name: str, said: Any,
-                      there: dict, where: str) -> Iterator[Change]:
+                      there: JsonObject, where: str) -> Iterator[Change]:
         _object(said, f"{where}/subscriptions/{name}", ("properties", "replicated"))
         properties, is_replicated = as_properties(said.get("properties")), said.get("replicated", False)
         if not isinstance(is_replicated, bool):
@@ -324,7 +325,7 @@ class _Import:
                 await ask(Replicated(part, subscription=name, replicated=is_replicated))
         yield Change(f"{where}: subscription {name}" + (" changed" if present else ""), make)
 
-    def _schedule(self, topic: names.TopicName, name: str, said: Any, present: dict[str, Any] | None,
+    def _schedule(self, topic: names.TopicName, name: str, said: Any, present: JsonObject | None,
                   where: str) -> Iterator[Change]:
         """Yield the change of a schedule if it differs.  Its message is encoded when the topic has its schemas."""
         if said == present:
@@ -351,7 +352,8 @@ class _Import:
 
     # -- of namespaces and topics
 
-    def _scope(self, scope: str, value: dict, there: dict, where: str, *, is_topic: bool) -> Iterator[Change]:
+    def _scope(self, scope: str, value: JsonObject, there: JsonObject, where: str, *,
+               is_topic: bool) -> Iterator[Change]:
         """Yield changes of the policies and properties of a namespace or topic."""
         if "policies" in value:
             wanted, present = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
@@ -394,7 +396,7 @@ class _Import:
                          "" if scope.startswith("/") else scope)
 
 
-def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
+def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> JsonObject:
     """Return the value if it is a JSON object with known members only.  Raises 400."""
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text=f"{where}: expected an object")

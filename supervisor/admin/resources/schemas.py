@@ -73,7 +73,7 @@ def _counters(request: web.Request) -> Counters:
     return request.app[TOPICS].counters
 
 
-async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
+async def _do(request: web.Request, topic: TopicName, work: Work[Any]) -> Any:
     try:
         return await request.app[THREAD].do(topic, work)
     except InvalidSchema as error:

@@ -60,7 +60,8 @@ def _route(method: str, path: str, right: rights.Demand | None = rights.SUPER) -
             if not request.app[TOPICS].config.transactions.enabled:
                 raise status(503, _OFF)
             return await handler(request)
-        return routes.route(method, _BASE + path, right=right)(checked)
+        routes.route(method, _BASE + path, right=right)(checked)
+        return checked
     return add
 
 

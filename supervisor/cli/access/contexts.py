@@ -145,8 +145,12 @@ def remove(name: str, form: str) -> None:
 def _shown(values: contexts.Values, *, secrets: bool) -> contexts.Values:
     if secrets:
         return values
-    starred = {"auth_params": _starred, "refresh_token": lambda _: _STARS}
-    return values | {key: star(values[key]) for key, star in starred.items() if key in values}
+    hidden = dict(values)
+    if "auth_params" in values:
+        hidden["auth_params"] = _starred(values["auth_params"])
+    if "refresh_token" in values:
+        hidden["refresh_token"] = _STARS
+    return hidden
 
 
 def _starred(params: str) -> str:

@@ -99,10 +99,11 @@ class _Setup(NamedTuple):
     def made(self) -> dict[str, Any]:
         """Return the notes of the run that secured the configuration.  Raises _Cannot."""
         try:
-            return json.loads((self.folder / "made.json").read_bytes())
+            notes: dict[str, Any] = json.loads((self.folder / "made.json").read_bytes())
         except FileNotFoundError:
             raise _Cannot(f"{self.config} was not secured by this command: there is no {self.folder}/made.json"
                           ) from None
+        return notes
 
     def write(self, name: str, data: bytes, mode: int) -> None:
         """Put a whole file into the folder, in setup of one that is there."""

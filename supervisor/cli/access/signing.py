@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from geminga.workers.identity import sources, tokens
+from geminga.workers.identity import keys, sources
 
 _RSA_BITS = {"RS256": 2048, "RS384": 3072, "RS512": 4096, "PS256": 2048, "PS384": 3072, "PS512": 4096}
 _CURVES: dict[str, Any] = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
@@ -40,7 +40,7 @@ def private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.EllipticC
         key = load_pem_private_key(data, None) if data.startswith(b"-----BEGIN") else load_der_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise sources.SourceError("is no private key, neither as DER nor as PEM") from None
-    tokens.public_key(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), algorithm)
+    keys.public_key(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), algorithm)
     return cast("rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey", key)      # public_key() above refuses other kinds
 
 

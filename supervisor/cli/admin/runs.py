@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from geminga.proto.json_object import JsonObject
 from geminga.storage.runtime import units
 from geminga.supervisor.cli.admin.verb import Values
 from geminga.supervisor.cli.output import Failed
@@ -48,7 +49,8 @@ def list_scalable(broker: Broker, values: Values) -> list[str]:
     """Return the names of a namespace's scalable topics that have all wanted properties."""
     wanted = "&".join(f"property={quoted(f'{name}={value}')}" for name, value in (values["property"] or {}).items())
     path = f"/admin/v2/scalable/{values['namespace']}"
-    return broker.ask("GET", f"{path}?{wanted}" if wanted else path).value()
+    topics: list[str] = broker.ask("GET", f"{path}?{wanted}" if wanted else path).value()
+    return topics
 
 
 def seek_scalable(broker: Broker, values: Values) -> None:
@@ -57,7 +59,7 @@ def seek_scalable(broker: Broker, values: Values) -> None:
     broker.ask("POST", path, {"timestamp": max(0, int(time.time() * 1000) - values["time"])})
 
 
-def lookup_partitions(broker: Broker, values: Values) -> dict[str, Any]:
+def lookup_partitions(broker: Broker, values: Values) -> JsonObject:
     topic = values["topic"]
     count = broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]
     if not count:
@@ -71,7 +73,7 @@ def lookup_partitions(broker: Broker, values: Values) -> dict[str, Any]:
     return {url: [name for name, its in urls.items() if its == url] for url in sorted(set(urls.values()))}
 
 
-def partition_of_key(broker: Broker, values: Values) -> list[dict[str, Any]]:
+def partition_of_key(broker: Broker, values: Values) -> list[JsonObject]:
     from geminga.workers.pulsar_client import key_hashing
     count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
     if not count:
@@ -81,7 +83,7 @@ def partition_of_key(broker: Broker, values: Values) -> list[dict[str, Any]]:
     return key_hashing.partitions_of(values["message_key"], count, values["client"])
 
 
-def new_subscription(values: Values) -> dict[str, Any]:
+def new_subscription(values: Values) -> JsonObject:
     more = {"properties": values["property"], "excluded": False} if values["property"] else {}
     return position_of(values["messageId"]) | more
 
@@ -89,7 +91,7 @@ def new_subscription(values: Values) -> dict[str, Any]:
 def is_enabled(values: Values) -> bool:
     if values["enable"] == values["disable"]:
         raise ValueError("give --enable or --disable")
-    return values["enable"]
+    return bool(values["enable"])
 
 
 _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # defaults of PIP-26
@@ -116,20 +118,20 @@ def disable_delays(broker: Broker, values: Values) -> None:
     broker.ask("POST", path, body=policy | {"active": False})
 
 
-def _delays_of(broker: Broker, values: Values) -> tuple[str, dict[str, Any]]:
+def _delays_of(broker: Broker, values: Values) -> tuple[str, JsonObject]:
     where = f"namespaces/{values['namespace']}" if "namespace" in values else values["policies_topic"]
     path = f"/admin/v2/{where}/delayedDelivery"
     return path, broker.ask("GET", path).value() or {}
 
 
-def compaction_status(broker: Broker, values: Values) -> dict[str, Any]:
+def compaction_status(broker: Broker, values: Values) -> JsonObject:
     """Return the state of a topic's last compaction, after its end with --wait-complete.
 
     Raises Failed if it failed, as pulsar-admin fails then too.
     """
     topic = values["topic"] if "topic" in values else f"scalable/{values['scalable_topic']}"
     while True:
-        state = broker.ask("GET", f"/admin/v2/{topic}/compaction").value()
+        state: JsonObject = broker.ask("GET", f"/admin/v2/{topic}/compaction").value()
         if state["status"] != "RUNNING" or not values["wait_complete"]:
             break
         time.sleep(_POLL_SECONDS)
@@ -168,7 +170,7 @@ def message_id_at(broker: Broker, values: Values) -> Any:
     return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
 
 
-def readable_times(answer: dict[str, Any]) -> dict[str, Any]:
+def readable_times(answer: JsonObject) -> JsonObject:
     """Return an answer about delayed messages with its times in ISO 8601 instead of ms."""
     rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()}
             for row in answer["rows"]]
@@ -190,7 +192,7 @@ _OF_CLUSTERS = {
     "listener_name": "listenerName"}
 
 
-def cluster_record(values: Values) -> dict[str, Any]:
+def cluster_record(values: Values) -> JsonObject:
     """Return a cluster's record, with the fields that options set."""
     return {field: values[option] for option, field in _OF_CLUSTERS.items() if values[option]}
 
@@ -211,19 +213,20 @@ def update_tenant(broker: Broker, values: Values) -> None:
     broker.ask("POST", path, body=new)
 
 
-def new_namespace(values: Values) -> dict[str, Any]:
+def new_namespace(values: Values) -> JsonObject:
     bundles = {"numBundles": values["bundles"]} if values["bundles"] else None
     fields = {"replication_clusters": values["clusters"], "bundles": bundles}
     return {name: value for name, value in fields.items() if value}
 
 
-def schema_file(values: Values) -> dict[str, Any]:
+def schema_file(values: Values) -> JsonObject:
     try:
         with open(values["filename"], encoding="utf-8") as file:
-            return json.load(file)
+            schema: JsonObject = json.load(file)
     except (ValueError, RecursionError) as error:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
         raise ValueError(f"{values['filename']}: {why}") from None
+    return schema
 
 
 def get_schema(broker: Broker, values: Values) -> Any:

@@ -90,7 +90,8 @@ def _listing(table: str, help: str, name: str | None = None, **attributes: Any) 
         order = {"sort": sort.replace("-", "_"), "reverse": is_reverse, "limit": most}
         _show(table, place, order, Output(form, watch_s), who)
 
-    return listing
+    made: click.Command = listing
+    return made
 
 
 class _Shown(click.Command):

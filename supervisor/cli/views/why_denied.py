@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 import click
 
+from geminga.proto.json_object import JsonObject
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.output import Output
@@ -41,9 +42,10 @@ def why_denied(role: str, topic: str, groups: tuple[str, ...], subscription: str
     broker, shown, scope = target.of(who).broker(), Output(form, watch_s), Scope(topic, "/" + path, "")
     query = [("role", role), ("subscription", subscription), *(("group", group) for group in groups)]
 
-    def answer(action: str) -> dict[str, Any]:
+    def answer(action: str) -> JsonObject:
         path = f"/ops/v1/can-i{scope.path}?{urlencode([*query, ('action', action)])}"
-        return {"action": action, "missing_grant": None, "could_grant": []} | ask(broker, "GET", path, scope)
+        told: JsonObject = ask(broker, "GET", path, scope)
+        return {"action": action, "missing_grant": None, "could_grant": []} | told
 
     def show() -> None:
         shown.value([answer(action) for action in _ACTIONS],
@@ -53,7 +55,7 @@ def why_denied(role: str, topic: str, groups: tuple[str, ...], subscription: str
     return 0
 
 
-def _told(answer: dict[str, Any], role: str, topic: str) -> list[str]:
+def _told(answer: JsonObject, role: str, topic: str) -> list[str]:
     """Return the lines about one action."""
     may = "may" if answer["allowed"] else "may not"
     lines = [f"{plain(role)} {may} {answer['action']} on {plain(topic)}: {plain(answer['why'])}."]

@@ -3,6 +3,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from geminga.proto.json_object import JsonObject
 from geminga.proto.names import parse
 from geminga.supervisor.console import payloads
 from geminga.supervisor.console.asking import Asking, QuestionRefused
@@ -57,7 +58,7 @@ async def _cursor(ask: Asking, path: str) -> Any:
         return None      # a non-persistent topic has no ledgers
 
 
-def _maps(cursor: Any) -> Iterator[dict[str, Any]]:
+def _maps(cursor: Any) -> Iterator[JsonObject]:
     """Yield the drawing of each partition: columns of rectangles, and the borders of ledgers."""
     for partition in cursor["partitions"] if cursor else ():
         entries = max(1, partition["entries"])
@@ -91,7 +92,7 @@ def _draining(why: list[Standstill]) -> Iterator[Cause]:
         yield from (cause | {"topic": part["topic"]} for cause in part["causes"] if cause["cause"] == "draining key")
 
 
-async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
+async def _dead(ask: Asking, name: str) -> JsonObject | None:
     """Return the subscription's dead letter topic by the name that clients give it, None if there is none."""
     topic = f"{_regular(ask.topic)}-{name}-DLQ"
     try:
@@ -109,7 +110,7 @@ def _regular(topic: str) -> str:
     return str(name.regular) if name.is_scalable else topic
 
 
-async def _cleared(ask: Asking, name: str) -> list[dict[str, Any]]:
+async def _cleared(ask: Asking, name: str) -> list[JsonObject]:
     """Return the subscription's cleared backlogs, the last one first; [] if the role may not take them back."""
     topic, place = parse(ask.topic).base, "/ops/v1/deleted/" + parse(ask.topic).namespace
     try:
@@ -119,12 +120,12 @@ async def _cleared(ask: Asking, name: str) -> list[dict[str, Any]]:
     return [one for one in reversed(kept or []) if (one["topic"], one["subscription"]) == (str(topic), name)]
 
 
-async def _messages(ask: Asking, topic: str, name: str) -> dict[str, Any] | None:
+async def _messages(ask: Asking, topic: str, name: str) -> JsonObject | None:
     """Return a page of messages, None if the role may not read them or nothing is stored."""
     number = ask.query.get("number", "")
     skipped = max(0, int(number) - 1) if number.isdecimal() and len(number) < 9 else 0
     try:
-        answer = await ask.maybe(
+        answer: JsonObject | None = await ask.maybe(
             f"/ops/v1/messages/{topic_path(topic)}/{ask.quoted(name)}", limit=_ROWS, payload=payloads.PAYLOAD_BYTES,
             skip=skipped or None, **{"from": ask.query.get("from") or None})
     except QuestionRefused as refused:

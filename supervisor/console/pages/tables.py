@@ -90,7 +90,7 @@ async def _window(ask: Asking, table: Table, offset: str) -> Values:
             "owners_missing": [], "found": "", "is_ascending": "ascending" in order.directions.values()}
     within, query = _scope(ask.query, table)
     try:
-        answer = await ask.get(f"/ops/v1/{table.name}{within}", limit=WINDOW,
+        answer: Values = await ask.get(f"/ops/v1/{table.name}{within}", limit=WINDOW,
                                offset=offset if offset != "0" else None, **order.query, **query)
     except QuestionRefused as refused:      # without the right to see everything, a namespace has to be chosen
         return window | {"problem": refused.text, "is_refused": refused.status in (401, 403)}
